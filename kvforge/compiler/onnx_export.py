@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower
+from kvforge.compiler.graph_tensors import INPUTS, RESULTS
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_nodes import translations
 from kvforge.compiler.onnx_weights import use_external_weights
@@ -31,43 +32,6 @@ from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_node import Cache
 from plugins.onnx_nodes import ONNX_NODES
 from plugins.registration import functional_writes
-
-INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "lower": {
-        "input_ids": ("tokens",),
-        "positions": ("tokens",),
-        "slot_mapping": ("tokens",),
-        "query_start": ("starts",),
-        "kv_length": ("sequences",),
-        "page_table": ("sequences", "columns"),
-    },
-    "upper": {
-        "hidden": ("tokens",),
-        "survivor_index": ("survivors",),
-        "survivor_start": ("starts",),
-        "positions": ("tokens",),
-        "kv_length": ("sequences",),
-        "page_table": ("sequences", "columns"),
-    },
-    "early_exit": {"hidden": ("tokens",), "survivor_index": ("survivors",)},
-    "verify": {
-        "logits": ("rows",),
-        "draft_ids": ("drafts",),
-        "draft_start": ("starts",),
-        "draft_probs": ("proposals",),
-        "temperature": ("sequences",),
-        "uniform": ("rows",),
-    },
-}
-"""The inputs of each graph that are no pools, in order, and the names of their dynamic dimensions, which come first."""
-
-RESULTS = {
-    "lower": ("hidden",),
-    "upper": ("logits",),
-    "early_exit": ("logits",),
-    "verify": ("accepted", "next_token"),
-}
-"""The outputs of each graph that are no pools."""
 
 _POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
 from tqdm import tqdm
 
 from kvforge.common.errors import BuildError
@@ -24,17 +23,20 @@ from plugins.trt_target import compile_for
 
 
 class BuildLogger(trt.ILogger):
-    """Keeps what TensorRT reports as an error, and what it says of what it built."""
+    """Keeps what TensorRT reports as an error or a warning, and what it says of what it built."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
         self.errors: list[str] = []
+        self.warnings: list[str] = []
         self.said: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """Called by TensorRT, from any thread."""
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             self.errors.append(msg)
+        elif severity == trt.ILogger.Severity.WARNING:
+            self.warnings.append(msg)
         elif is_of_the_report(msg):
             self.said.append(msg)
 
@@ -105,6 +107,8 @@ def _for_tensorrt(file: Path, split: bool) -> Iterator[Path]:
     if not split:
         yield file
         return
+    import onnx
+
     model = onnx.load(file, load_external_data=False)
     rewrite_for_plugins(model)
     rewritten = file.with_suffix(".split.onnx")
@@ -117,6 +121,8 @@ def _for_tensorrt(file: Path, split: bool) -> Iterator[Path]:
 
 def plugins_in(file: Path) -> set[str]:
     """Return the names of the plugins that an ONNX file asks for."""
+    import onnx
+
     nodes = onnx.load(file, load_external_data=False).graph.node
     return {node.op_type for node in nodes if node.domain == NAMESPACE}
 
@@ -124,7 +130,7 @@ def plugins_in(file: Path) -> set[str]:
 def build_plan(graph: str, file: Path, plan: Path, options: ResolvedOptions) -> dict[str, Any]:
     """Build one plan; plugins must be registered. Returns what is known of it, as JSON-ready data. Raises BuildError as
     ``build_plans`` does."""
-    logger = _logger()
+    logger = build_logger()
     builder: trt.Builder = trt.Builder(logger)
     # Networks are strongly typed: every layer computes in the types of the ONNX file.
     network: trt.INetworkDefinition = builder.create_network(flavour().network_flags())
@@ -155,12 +161,12 @@ def build_plan(graph: str, file: Path, plan: Path, options: ResolvedOptions) -> 
     return described
 
 
-def _logger() -> BuildLogger:
-    """The one logger of this process, empty: TensorRT for RTX takes the first that it is given for all builders."""
+def build_logger() -> BuildLogger:
+    """Return the one logger of this process, empty: TensorRT for RTX keeps to the first that it is given."""
     if not _loggers:
         _loggers.append(BuildLogger())
-    _loggers[0].errors.clear()
-    _loggers[0].said.clear()
+    for messages in (_loggers[0].errors, _loggers[0].warnings, _loggers[0].said):
+        messages.clear()
     return _loggers[0]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.onnx_export import INPUTS, RESULTS
+from kvforge.compiler.graph_tensors import INPUTS, RESULTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt.api import trt
 from plugins.trt_plugin import data_type

@@ -6,7 +6,7 @@ Two profiles, because kernels that are best for thousands of prompt tokens are n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvforge.compiler.onnx_export import INPUTS
+from kvforge.compiler.graph_tensors import INPUTS
 from kvforge.compiler.options import ResolvedOptions
 
 PROFILES = ("decode", "mixed")

@@ -9,6 +9,7 @@ refused is an answer: the program fails only where nothing could be asked.
 """
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 import time
@@ -21,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.extras import how_to_install
+from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt import rtx
 from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_prepared
 from perf.harness.command import run_main
@@ -30,57 +33,35 @@ from perf.harness.files import write_json
 ONNX, PLAN, EXPECTED = "early_exit.onnx", "early_exit.plan", "expected.safetensors"
 WEIGHTS = "weights.safetensors"
 TOKENS, SURVIVORS = 24, (3, 7, 23)
-RANGES = {"hidden": (1, 16, 64), "survivor_index": (1, 8, 32)}
-"""Fewest, likeliest and most of each input's first dimension."""
+OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 64, 2048, 2048, 32, early_exit=True)
+"""Of the plans that are built on the GPU: the product's own, for the tiny student."""
 
 
-class Logger:
-    """Makes a logger of RTX's class that keeps warnings and errors."""
+def build(folder: Path, asked: str) -> tuple[bytes | None, list[str]]:
+    """Build the plan for these compute capabilities; returns it, or None, and what the builder said."""
+    from kvforge.compiler.tensorrt_build import build_plan
 
-    def __new__(cls, trt: Any, said: list[str]) -> Any:
-        """Return it; what RTX says goes to ``said``."""
-
-        class Keeping(trt.ILogger):
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                if severity <= trt.ILogger.Severity.WARNING:
-                    said.append(message)
-
-        return Keeping()
-
-
-def build_plan(trt: Any, onnx_file: Path, for_this_gpu: bool = False) -> tuple[bytes | None, list[str]]:
-    """Build a plan; returns it, or None, and what the builder said."""
-    said: list[str] = []
-    builder = trt.Builder(Logger(trt, said))
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, Logger(trt, said))
-    if not parser.parse_from_file(str(onnx_file)):
-        return None, said + [str(parser.get_error(index)) for index in range(parser.num_errors)]
-    config = builder.create_builder_config()
-    rtx.configure(config, "current" if for_this_gpu else "auto")
-    profile = builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        rest = tuple(tensor.shape)[1:]
-        profile.set_shape(tensor.name, *((size, *rest) for size in RANGES[tensor.name]))
-    config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    return (None if plan is None else bytes(plan)), said
+    options = dataclasses.replace(OPTIONS, compute_capabilities=asked)
+    with tempfile.TemporaryDirectory(prefix="kvforge-") as temporary:
+        plan = Path(temporary) / PLAN
+        try:
+            build_plan("early_exit", folder / ONNX, plan, options)
+        except KvforgeError as error:
+            return None, [str(error)]
+        return plan.read_bytes(), []
 
 
 def prepare(folder: Path) -> None:
     """Write the ONNX file with its weights, RTX's plan, and inputs with the logits that torch computes."""
     from kvforge.compiler import BuildOptions, build_engine
 
-    trt = rtx.load()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvforge-") as temporary, quiet_build():
         engine = Path(temporary) / "engine"
         build_engine(STUDENT_DIR, engine, BuildOptions("tensorrt"))
-        for name in (ONNX, WEIGHTS):
+        for name in (ONNX, PLAN, WEIGHTS):
+            if not (engine / "rank0" / name).is_file():
+                raise KvforgeError(f"No plan was built; install TensorRT for RTX with {how_to_install(rtx.NAME)}.")
             (folder / name).write_bytes((engine / "rank0" / name).read_bytes())
     weights = load_file(folder / WEIGHTS)
     generator = torch.Generator().manual_seed(0)
@@ -91,20 +72,25 @@ def prepare(folder: Path) -> None:
     normed = norm.float() * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5))
     logits = normed @ head.float().T
     save_file({"hidden": hidden, "survivor_index": survivors, "logits": logits}, folder / EXPECTED)
-    plan, said = build_plan(trt, folder / ONNX)
-    if plan is None:
-        raise KvforgeError(f"RTX built no plan: {(said or ['it did not say why'])[-1]}")
-    (folder / PLAN).write_bytes(plan)
-    print(f"{len(plan)} bytes of plan in {folder}")
+    print(f"{(folder / PLAN).stat().st_size} bytes of plan in {folder}")
 
 
-def run_plan(trt: Any, plan: bytes, expected: dict[str, Tensor], device: str) -> dict[str, Any]:
+def run_plan(plan: bytes, expected: dict[str, Tensor], device: str) -> dict[str, Any]:
     """Load and run a plan; returns how far it came, what RTX said, and how far the logits are from torch's, relative to
     the largest."""
-    said: list[str] = []
-    row: dict[str, Any] = {"loads": False, "runs": False, "said": said}
+    from kvforge.compiler.tensorrt_build import build_logger
+
+    logger = build_logger()
+    row = _run(plan, expected, device, logger)
+    return {**row, "said": [*logger.warnings, *logger.errors]}
+
+
+def _run(plan: bytes, expected: dict[str, Tensor], device: str, logger: Any) -> dict[str, Any]:
+    from kvforge.tensorrt.api import trt
+
+    row: dict[str, Any] = {"loads": False, "runs": False}
     start = time.perf_counter()
-    runtime = trt.Runtime(Logger(trt, said))
+    runtime = trt.Runtime(logger)
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         return row
@@ -112,7 +98,7 @@ def run_plan(trt: Any, plan: bytes, expected: dict[str, Tensor], device: str) ->
     context = engine.create_execution_context()
     if context is None:
         return row
-    inputs = {name: expected[name].to(device) for name in RANGES}
+    inputs = {name: expected[name].to(device) for name in ("hidden", "survivor_index")}
     logits = torch.empty(expected["logits"].shape, device=device)
     for name, tensor in inputs.items():
         context.set_input_shape(name, tuple(tensor.shape))
@@ -130,18 +116,18 @@ def run_plan(trt: Any, plan: bytes, expected: dict[str, Tensor], device: str) ->
 
 def answers(folder: Path, device: str) -> list[dict[str, Any]]:
     """Return a row for each of the three ways."""
-    trt, expected = rtx.load(), load_file(folder / EXPECTED)
+    expected = load_file(folder / EXPECTED)
     ways: dict[str, Callable[[], tuple[bytes | None, list[str]]]] = {
         "built without a GPU": lambda: ((folder / PLAN).read_bytes(), []),
-        "built here, for RTX's defaults": lambda: build_plan(trt, folder / ONNX),
-        "built here, for this GPU": lambda: build_plan(trt, folder / ONNX, for_this_gpu=True),
+        "built here, for RTX's defaults": lambda: build(folder, "auto"),
+        "built here, for this GPU": lambda: build(folder, "current"),
     }
     rows = []
-    for way, build in ways.items():
+    for way, make in ways.items():
         start = time.perf_counter()
-        plan, said = build()
+        plan, said = make()
         row = {"plan": way, "build_s": time.perf_counter() - start, "bytes": len(plan or b"")}
-        row |= {"loads": False, "runs": False, "said": said} if plan is None else run_plan(trt, plan, expected, device)
+        row |= {"loads": False, "runs": False, "said": said} if plan is None else run_plan(plan, expected, device)
         rows.append(row)
     return rows
 

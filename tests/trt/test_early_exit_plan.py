@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvforge.common.errors import EngineError
-from kvforge.compiler.onnx_export import INPUTS
-from kvforge.compiler.onnx_export import RESULTS as EXPORTED_RESULTS
+from kvforge.compiler.graph_tensors import INPUTS
+from kvforge.compiler.graph_tensors import RESULTS as EXPORTED_RESULTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
 from tests.support.cuda.fake_stream import FakeStream, fake_current_stream

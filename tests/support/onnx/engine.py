@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvforge.checkpoint.model import open_model
 from kvforge.compiler.convert import convert_weights
-from kvforge.compiler.onnx_export import RESULTS, pool_names, write_onnx
+from kvforge.compiler.graph_tensors import RESULTS
+from kvforge.compiler.onnx_export import pool_names, write_onnx
 from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig, load_config
 from model_defs.layers import Pool
