@@ -84,7 +84,10 @@ class Creator(trt.IPluginCreatorV3One):
         trt.IPluginCreatorV3One.__init__(self)
         self.definition = definition
         self.name, self.plugin_namespace, self.plugin_version = definition.name, NAMESPACE, VERSION
-        self.field_names = trt.PluginFieldCollection([_field(name, kind, 0) for name, kind in definition.attributes])
+        self._fields = _Fields()
+        for name, kind in definition.attributes:
+            self._fields.attribute(name, kind, 0)
+        self.field_names = self._fields.collection()
 
     def create_plugin(self, name: str, field_collection: Any, phase: trt.TensorRTPhase) -> "Plugin":
         fields = {field.name: field.data for field in field_collection}
@@ -92,9 +95,24 @@ class Creator(trt.IPluginCreatorV3One):
         return Plugin(self.definition, read_attributes(self.definition, fields), kernels)
 
 
-def _field(name: str, kind: type, value: float) -> trt.PluginField:
-    dtype, field_type = _FIELD_TYPES[kind]
-    return trt.PluginField(name, np.array([value], dtype), field_type)
+class _Fields:
+    """Fields for TensorRT, whose memory is theirs as long as this lives: a PluginField keeps an address alone."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def attribute(self, name: str, kind: type, value: float) -> None:
+        dtype, field_type = _FIELD_TYPES[kind]
+        self._keep(name, np.array([value], dtype), field_type)
+
+    def data(self, name: str, data: bytes) -> None:
+        self._keep(name, np.frombuffer(data, np.int8), trt.PluginFieldType.INT8)
+
+    def collection(self) -> Any:
+        return trt.PluginFieldCollection([field for _, field in self._kept])
+
+    def _keep(self, name: str, array: np.ndarray, field_type: trt.PluginFieldType) -> None:
+        self._kept.append((array, trt.PluginField(name, array, field_type)))
 
 
 def read_attributes(definition: PluginDefinition, fields: Mapping[str, Any]) -> dict[str, float | int]:
@@ -128,6 +146,7 @@ class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.I
         self.num_outputs = definition.num_outputs
         self.definition, self.attributes, self.kernels = definition, dict(attributes), tuple(kernels)
         self.tensors: dict[str, InputTensor] = {}
+        self._fields = _Fields()
 
     def get_capability_interface(self, type: Any) -> "Plugin":
         return self
@@ -184,9 +203,11 @@ class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.I
         return self.clone()
 
     def get_fields_to_serialize(self) -> Any:
-        packed = np.frombuffer(pack(kernels_of(self)), np.int8)
-        fields = [_field(name, kind, self.attributes[name]) for name, kind in self.definition.attributes]
-        return trt.PluginFieldCollection([*fields, trt.PluginField(KERNELS, packed, trt.PluginFieldType.INT8)])
+        self._fields = _Fields()
+        for name, kind in self.definition.attributes:
+            self._fields.attribute(name, kind, self.attributes[name])
+        self._fields.data(KERNELS, pack(kernels_of(self)))
+        return self._fields.collection()
 
     def enqueue(
         self,

@@ -1,0 +1,102 @@
+"""The plugins of TensorRT 11 and of TensorRT for RTX are one definition: on random cases they say the same.
+
+TensorRT 11's are asked through NVIDIA's plugin classes, RTX's by its own parser and builder.
+"""
+
+import dataclasses
+import functools
+import random
+
+import pytest
+
+from plugins import trt_aot
+from plugins.registry import modules
+from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
+from plugins.trt_plugins import PLUGINS, register_plugins
+from plugins.trt_target import compile_for
+from tests.support.tensorrt.descriptions import as_json
+from tests.support.tensorrt.rtx import ask_rtx
+from tests.trt.aot_driver import ask, create_plugin
+
+NUM_CASES = 240
+LARGEST = 5000
+
+
+def random_cases() -> list[PluginCase]:
+    """The plugins' cases with other sizes, one case after another until there are enough."""
+    found = [case for _, module in modules("trt_cases") for case in module.plugin_cases()]
+    return [_resized(found[seed % len(found)], random.Random(seed)) for seed in range(NUM_CASES)]
+
+
+def _resized(case: PluginCase, rng: random.Random) -> PluginCase:
+    def tensor(given: NetworkTensor) -> NetworkTensor:
+        sizes = tuple(Dynamic(rng.randint(1, LARGEST)) if isinstance(n, Dynamic) else n for n in given.shape)
+        return NetworkTensor(given.dtype, sizes)
+
+    return dataclasses.replace(case, inputs=tuple(map(tensor, case.inputs)))
+
+
+def name(dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def test_random_cases(trt, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = random_cases()
+    assert len(cases) >= 200 and {case.plugin for case in cases} == set(PLUGINS)
+    register_plugins()
+    monkeypatch.setattr(trt_aot, "compile_ptx", compiled_once(trt_aot.compile_ptx))
+    described = []
+    with compile_for(90):
+        for case in cases:
+            answers = ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
+            creator = trt.get_plugin_registry().get_creator(case.plugin, "1", "kvforge")
+            described.append(
+                {
+                    "fields": [field.name for field in creator.field_names],
+                    "attributes": create_plugin(trt, case.plugin, case.attributes).attrs,
+                    "outputs": [[name(dtype), list(shape)] for dtype, shape in answers.outputs],
+                    "aliases": [answers.aliases[index] for index in range(len(answers.outputs))],
+                    "combinations": sorted([name(dtype) for dtype in types] for types in answers.combinations),
+                    "grid": list(answers.grid),
+                    "threads": answers.block[0],
+                    "shared_bytes": answers.shared_bytes,
+                    "extra": answers.extra,
+                    "entry": answers.entry,
+                    "ptx": answers.ptx,
+                    "started": started(answers.grid, len(case.inputs), answers.extra, len(answers.outputs)),
+                }
+            )
+    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in cases]
+    for case, ours, theirs in zip(cases, ask_rtx("descriptions", asked), described, strict=True):
+        assert ours == theirs, case
+
+
+def started(grid: tuple[int, ...], num_inputs: int, extra: list[int], num_outputs: int) -> list:
+    """What TensorRT 11 would start: the kernel's arguments are inputs, sizes, outputs."""
+    places = [["at", place] for place in range(1, num_inputs + num_outputs + 1)]
+    return [list(grid), [*places[:num_inputs], *extra, *places[num_inputs:]], 77]
+
+
+def test_nothing_is_started_for_an_empty_step() -> None:
+    case = next(case for case in random_cases() if case.plugin == "RopePagedKvWrite")
+    empty = dataclasses.replace(
+        case, inputs=tuple(NetworkTensor(t.dtype, (Dynamic(0), *t.shape[1:])) for t in case.inputs)
+    )
+    (described,) = ask_rtx("descriptions", [as_json(case.plugin, empty.inputs, case.attributes)])
+    assert 0 in described["grid"] and described["started"] == []
+
+
+def compiled_once(compile_ptx):
+    """Kernels do not depend on the sizes that differ from step to step."""
+    from plugins.cuda_driver import spec_key
+
+    kept = {}
+
+    @functools.wraps(compile_ptx)
+    def compiled(spec, capability):
+        key = (*spec_key(spec), capability)
+        if key not in kept:
+            kept[key] = compile_ptx(spec, capability)
+        return kept[key]
+
+    return compiled
