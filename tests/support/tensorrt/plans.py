@@ -1,0 +1,56 @@
+"""Builds plans of claims with TensorRT for RTX, as the product does."""
+
+import dataclasses
+import json
+import tempfile
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvforge.compiler import tensorrt_build
+from kvforge.manifest import PLANS_FILE
+from plugins.trt_launch import Launch, unpack
+from tests.support.tensorrt.claims import Claim
+from tests.support.tensorrt.exports import export
+
+_PACKED = b"\x78\xda"
+"""How zlib's best compression begins."""
+
+
+def answer(trt: ModuleType, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `ask_rtx` asks: of each claim the manifest's fields, and of each of its graphs the builder's report and the
+    kernels in the plan."""
+    return [_built(Claim(**claim)) for claim in claims]
+
+
+def _built(claim: Claim) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "rank0"
+        folder.mkdir()
+        export(claim, folder)
+        fields = tensorrt_build.build_plans(folder, claim.options, lambda stage: None)
+        reports = json.loads((Path(temporary) / PLANS_FILE).read_text())
+        kernels = {graph: kernels_in((folder / f"{graph}.plan").read_bytes()) for graph in claim.options.graphs}
+        left = sorted(file.name for file in folder.iterdir())
+    return {"fields": fields, "reports": reports, "kernels": kernels, "files": left}
+
+
+def kernels_in(plan: bytes) -> list[list[dict[str, Any]]]:
+    """The kernels of each plugin in a plan, without their PTX."""
+    found, start = [], plan.find(_PACKED)
+    while start >= 0:
+        try:
+            stream = zlib.decompressobj()
+            stream.decompress(plan[start:])
+            packed = plan[start : len(plan) - len(stream.unused_data)] if stream.eof else b""
+            found.append([_named(launch) for launch in unpack(packed)])
+        except (zlib.error, ValueError, TypeError):
+            pass  # other bytes of the plan
+        start = plan.find(_PACKED, start + 1)
+    return found
+
+
+def _named(launch: Launch) -> dict[str, Any]:
+    assert launch.entry in launch.ptx
+    return {name: value for name, value in dataclasses.asdict(launch).items() if name in ("entry", "capability")}

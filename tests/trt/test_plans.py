@@ -1,0 +1,106 @@
+"""Plans of everything that target ``tensorrt`` claims, built by TensorRT for RTX without a GPU, and wrong graphs.
+
+The claims are derived from what the build refuses. Nothing is run: what a plan is built of and what the builder says of
+it is checked.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kvforge.costs.weights import weight_bytes
+from kvforge.planning.shape import shape_of_config
+from tests.support.tensorrt.claims import Claim, claimed_values, claims, is_claimed, values
+from tests.support.tensorrt.rtx import ask_rtx
+
+CLAIMS = claims()
+PORTABLE = ["8.0", "8.6", "8.9", "12.0"]
+
+
+def case_id(claim: Claim) -> str:
+    given = dataclasses.asdict(claim)
+    return "-".join(str(value) for name, value in given.items() if value != getattr(Claim(), name)) or "default"
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[Claim, dict[str, Any]]:
+    """What was built of each claim, all in one process."""
+    answers = ask_rtx("plans", [dataclasses.asdict(claim) for claim in CLAIMS])
+    return dict(zip(CLAIMS, answers, strict=True))
+
+
+def test_each_claimed_value_is_built_and_no_other() -> None:
+    assert all(map(is_claimed, CLAIMS))
+    for name, claimed in claimed_values().items():
+        assert {getattr(claim, name) for claim in CLAIMS} == set(claimed), name
+        assert not any(is_claimed(dataclasses.replace(Claim(), **{name: v})) for v in set(values()[name]) - {*claimed})
+    assert {"llama", "qwen3"} <= set(claimed_values()["family"]) and "full" in claimed_values()["kv_policy"]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=case_id)
+def test_a_plan_of_every_graph(claim: Claim, built: dict[Claim, dict[str, Any]]) -> None:
+    answer, graphs = built[claim], claim.options.graphs
+    assert set(answer["reports"]) == set(graphs)
+    files = [f"{graph}.{ending}" for graph in graphs for ending in ("onnx", "plan")]
+    assert answer["files"] == sorted(["plans.json", "weights.safetensors", *files])
+    fields = answer["fields"]
+    has_fp8 = claim.kv_dtype.startswith("fp8")
+    assert fields["plan_builder"] == "tensorrt-rtx" and fields["plan_version"]
+    assert fields["plan_capabilities"] == (PORTABLE[2:] if has_fp8 else PORTABLE)
+    ending = "Dynamic" if claim.options.has_scale_pools else ""
+    names = [f"{name}{ending}" for name in ("PagedAttentionCombine", "PagedAttentionPartial", "RopePagedKvWrite")]
+    assert fields["plan_plugins"] == names + (["SpeculativeVerify"] if claim.max_draft_len else [])
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=case_id)
+def test_the_kernels_are_in_the_plan(claim: Claim, built: dict[Claim, dict[str, Any]]) -> None:
+    """For each GPU that the plan is for, whole: what a plan without Triton starts."""
+    compiled = [89] if claim.kv_dtype.startswith("fp8") else [80, 89]
+    kernels = built[claim]["kernels"]
+    for graph in claim.options.graphs:
+        assert all([launch["capability"] for launch in found] == compiled for found in kernels[graph])
+        entries = {launch["entry"] for found in kernels[graph] for launch in found}
+        attends = {"paged_attention_partial_kernel", "paged_attention_combine_kernel"}
+        assert entries == {
+            "lower": attends | {"rope_paged_kv_write_kernel"},
+            "upper": attends,
+            "early_exit": set(),
+            "verify": {"speculative_verify_kernel"},
+        }[graph] or (graph, claim.cut) == ("upper", None)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=case_id)
+def test_what_the_builder_says_of_sizes(claim: Claim, built: dict[Claim, dict[str, Any]]) -> None:
+    """Weights are those that the planner counts, each once in a graph."""
+    reports, config = built[claim]["reports"], claim.config
+    table = config.vocab_size * config.hidden_size * claim.options.torch_dtype.itemsize
+    twice = table if config.tie_embeddings else 0
+    planned = weight_bytes(shape_of_config(config), claim.dtype) + twice
+    slack = 2**12 * len(reports)  # padding, and what is in two graphs: norms and the frequencies of RoPE
+    assert abs(sum(report["weight_bytes"] for report in reports.values()) - planned) <= slack
+    assert all(report["plan_bytes"] > report["weight_bytes"] for report in reports.values())
+    assert all(report["activation_bytes"] < 2**25 for report in reports.values())
+
+
+WRONG = {
+    "no_hidden": "has no output hidden;",
+    "no_pool": "has no output v_pool_1_out;",
+    "another_output": "has an output linear, which the runtime does not know;",
+    "copied_pool": "returns k_pool_1_out in other memory than k_pool_1: k_pool_1_out is no plugin's output;",
+    "swapped_pools": "returns k_pool_0_out in other memory than k_pool_0",
+    "wide_product": "_wide in node_linear in FLOAT, not in BF16;",
+    "wide_weight": "has the weight layers.0.o.weight_wide in FLOAT, not in BF16;",
+    "forgotten_alias": "does not write it in place;",
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    return ask_rtx("wrong_graphs", None)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_graph_is_caught_by_name(name: str, said: dict[str, str]) -> None:
+    assert said["sound"] == "built" and said.keys() == {"sound", *WRONG}
+    assert said[name].startswith("The network of lower ") and WRONG[name] in said[name]
