@@ -30,7 +30,7 @@ def test_names_exist(trt, file):
 
 def test_names_exist_in_rtx():
     files = [*OF_BOTH, *OF_ONE["tensorrt-rtx"]]
-    assert ask_rtx("api_names", [str(file) for file in files]) == {str(file): [] for file in files}
+    assert ask_rtx("api_names", {"files": [str(file) for file in files]}) == {str(file): [] for file in files}
 
 
 def test_every_file_is_checked():

@@ -71,6 +71,16 @@ def problems(trt, source: str) -> list[str]:
     return missing
 
 
-def answer(trt: ModuleType, files: list[str]) -> dict[str, list[str]]:
-    """What `ask_rtx` asks: the problems of each file."""
-    return {file: problems(trt, Path(file).read_text(encoding="utf-8")) for file in files}
+def answer(trt: ModuleType, question: dict[str, list[str]]) -> dict[str, list[str]]:
+    """What `ask_rtx` asks: the problems of each of the `files`, or which `names` are unknown."""
+    if "names" in question:
+        return {"unknown": [name for name in question["names"] if not _exists(trt, name)]}
+    return {file: problems(trt, Path(file).read_text(encoding="utf-8")) for file in question["files"]}
+
+
+def _exists(trt: ModuleType, name: str) -> bool:
+    try:
+        resolve(trt, name)
+    except AttributeError:
+        return False
+    return True
