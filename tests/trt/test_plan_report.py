@@ -10,12 +10,16 @@ from kvforge.compiler.tensorrt_report import Layer, check_report, is_of_the_repo
 
 OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32)
 FORMAT = "Format: (Linear) Row major linear format"
+
+
+def tensor(name: str, shape: str, dtype: str) -> str:
+    return f"{{ Name: {name}, Dimensions: [{shape}], Strides: [1], StrideOrder: [0], Datatype: {dtype}, {FORMAT} }}"
+
+
 GEMM = (
-    "Name: node_linear_myl1_2, LayerType: gemm, Inputs: [ { Name: linear.1_6_myl1, Dimensions: [-1,64], Strides: "
-    f"[64,1], StrideOrder: [1,0], Datatype: BFloat16, {FORMAT} }}], Constants: [ {{ Name: layers.0.qkv.weight_myl1, "
-    f"Dimensions: [64,128], Strides: [1,64], StrideOrder: [0,1], Datatype: BFloat16, {FORMAT} }}, {{ Name: alpha_myl1, Dimensions: "
-    f"[1], Strides: [1], StrideOrder: [0], Datatype: Float, {FORMAT} }}], Outputs: [ {{ Name: linear, Dimensions: "
-    f"[-1,128], Strides: [128,1], StrideOrder: [1,0], Datatype: BFloat16, {FORMAT} }}], TacticName: , StreamId: 0"
+    f"Name: node_linear_myl1_2, LayerType: gemm, Inputs: [ {tensor('linear.1_6_myl1', '-1,64', 'BFloat16')}], "
+    f"Constants: [ {tensor('layers.0.qkv.weight_myl1', '64,128', 'BFloat16')}, {tensor('alpha_myl1', '1', 'Float')}], "
+    f"Outputs: [ {tensor('linear', '-1,128', 'BFloat16')}], TacticName: , StreamId: 0"
 )
 WRITE = (
     "Name: node_write [profile 1], LayerType: PluginV3, Inputs: [ { Name: k, Location: Device, Dimensions: [-1,2,16], "

@@ -36,6 +36,10 @@ def check_toolchain() -> None:
     """Raise BuildError when the packages that write ONNX are missing, or a GPU here cannot run what TensorRT builds."""
     check_onnx()
     if builds_plans():
+        if importlib.util.find_spec("triton") is None:
+            raise BuildError(
+                f"The kernels in plans are compiled by Triton; install it with {how_to_install(rtx.NAME)}."
+            )
         flavour().capabilities("auto", torch.bfloat16)
 
 

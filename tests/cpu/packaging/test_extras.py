@@ -33,6 +33,7 @@ COMMANDS = {
         "kvforge lm-eval engine --include-path . --tasks numbers",
     ),
     "onnx": ("kvforge build TEACHER -o engine --target tensorrt",),
+    "tensorrt-rtx": ("kvforge build TEACHER -o engine --target tensorrt", "test -f engine/rank0/upper.plan"),
     "modelopt": (
         "kvforge quantize TEACHER -o quantized --recipe fp8 --num-samples 2 --num-tokens 32",
         "kvforge build quantized -o engine",
@@ -41,8 +42,6 @@ COMMANDS = {
 """What each extra is for, in a folder with the files that `_write_inputs` makes."""
 ELSEWHERE = {
     "tensorrt": "an NVIDIA GPU",
-    "tensorrt-rtx": "a program of perf, which no wheel has: `perf.gpu.tensorrt_rtx --prepare`, by the tests of perf",
-    "trtllm": "an NVIDIA GPU",
     "dev": "what runs this test",
 }
 TASK = """task: numbers
