@@ -169,8 +169,6 @@ def resolve(
     for name in VLLM_OPTIONS:
         if getattr(options, name) != getattr(BuildOptions, name):
             raise BuildError(f"--{name.replace('_', '-')} is for --target vllm; leave it out for {options.target}.")
-    if options.compute_capabilities != "auto" and options.target != "tensorrt":
-        raise BuildError(f"--compute-capabilities is for --target tensorrt; leave it out for {options.target}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
@@ -228,7 +226,9 @@ def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
 
 
 def check_limits(options: BuildOptions) -> None:
-    """Raise BuildError for a size outside ``LIMITS``."""
+    """Raise BuildError for a size outside ``LIMITS``, or for plans' GPUs of a target without plans."""
+    if options.compute_capabilities != "auto" and options.target != "tensorrt":
+        raise BuildError(f"--compute-capabilities is for --target tensorrt; leave it out for {options.target}.")
     for name, (minimum, maximum) in LIMITS.items():
         value = getattr(options, name)
         if value is not None and not minimum <= value <= maximum:

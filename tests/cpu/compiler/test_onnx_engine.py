@@ -54,7 +54,8 @@ def test_an_engine_directory_without_tensorrt(
 
 def test_gpus_are_for_plans(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "builds_plans", lambda: False)
-    for target, message in (("tensorrt", "nothing here builds plans"), ("cpu", "is for --target tensorrt; leave it")):
+    elsewhere = "is for --target tensorrt; leave it out for"
+    for target, message in (("tensorrt", "nothing here builds plans"), ("cpu", elsewhere), ("vllm", elsewhere)):
         with pytest.raises(BuildError, match=message):
             build_engine(checkpoint, tmp_path / "engine", BuildOptions(target, compute_capabilities="8.9"))
 
