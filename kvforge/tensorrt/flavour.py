@@ -1,6 +1,7 @@
 """What a flavour of TensorRT has to offer, beside the API that both share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class Flavour(Protocol):
 
     def network_flags(self) -> int:
         """Return the flags that networks are created with."""
+
+    def build(self, builder: Any, network: Any, config: Any, plan: Path) -> bool:
+        """Build a plan and write it to a file; returns whether there is one."""
 
     def configure(self, config: Any, asked: str) -> Callable[[], None]:
         """Set what only this builder knows on an ``IBuilderConfig``; the result is called once a plan is built."""

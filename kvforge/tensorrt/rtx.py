@@ -125,3 +125,15 @@ def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
                     f"TensorRT for RTX {load().__version__} does not build for {kind.name}; choose another."
                 )
     return lambda: None
+
+
+def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "trt.IBuilderConfig", plan: Path) -> bool:
+    """Build a plan and write it to a file piece by piece, so that it is never whole in memory; returns whether there is
+    one."""
+    from kvforge.tensorrt.rtx_stream import FileWriter
+
+    with plan.open("wb") as file:
+        built = builder.build_serialized_network_to_stream(network, config, FileWriter(file))
+    if not built:
+        plan.unlink()
+    return bool(built)

@@ -66,6 +66,15 @@ def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
     return lambda: _save_timing_cache(cache)
 
 
+def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "trt.IBuilderConfig", plan: Path) -> bool:
+    """Build a plan and write it to a file; returns whether there is one."""
+    serialized: trt.IHostMemory | None = builder.build_serialized_network(network, config)
+    if serialized is None:
+        return False
+    plan.write_bytes(serialized)
+    return True
+
+
 def timing_cache_file() -> Path:
     """Return where measured kernel times are kept between builds on this kind of GPU."""
     return cache_dir() / f"tensorrt-{load().__version__}-sm{target_capability()}.timing"

@@ -18,7 +18,7 @@ OF_BOTH = sorted(
 )
 OF_ONE = {
     "tensorrt": [ROOT / "plugins/trt_aot.py", ROOT / "kvforge/tensorrt/tensorrt11.py"],
-    "tensorrt-rtx": [ROOT / "plugins/trt_v3.py", ROOT / "kvforge/tensorrt/rtx.py"],
+    "tensorrt-rtx": [ROOT / "plugins/trt_v3.py", *ROOT.glob("kvforge/tensorrt/rtx*.py")],
 }
 FILES = [*OF_BOTH, *OF_ONE["tensorrt"]]
 
