@@ -1,9 +1,6 @@
 """A compiled kernel with all that starting it takes, as data that a plan can hold: nothing of Triton is needed then."""
 
-import dataclasses
 import functools
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +11,6 @@ from plugins.triton_ptx import compile_ptx
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors, specialised
 from plugins.trt_target import FORWARD_COMPATIBLE
 
-Formula = Any
-"""Of a grid's dimension: an int, the number of a size as ``["size", n]``, or ``[operator, left, right]``."""
-
 _OPERATORS = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
@@ -26,37 +20,44 @@ _OPERATORS = {
 
 
 class Recorder:
-    """A size that writes down what is computed with it, as a formula."""
+    """A size that writes down what is computed with it: a formula, its operators after their operands, "s0 15 + 16 //"
+    for (s0 + 15) // 16."""
 
-    def __init__(self, formula: Formula) -> None:
+    def __init__(self, formula: str) -> None:
         self.formula = formula
 
     def __add__(self, other: Any) -> "Recorder":
-        return Recorder(["+", self.formula, formula_of(other)])
+        return self._computed("+", other)
 
     def __sub__(self, other: Any) -> "Recorder":
-        return Recorder(["-", self.formula, formula_of(other)])
+        return self._computed("-", other)
 
     def __mul__(self, other: Any) -> "Recorder":
-        return Recorder(["*", self.formula, formula_of(other)])
+        return self._computed("*", other)
 
     def __floordiv__(self, other: Any) -> "Recorder":
-        return Recorder(["//", self.formula, formula_of(other)])
+        return self._computed("//", other)
+
+    def _computed(self, operator: str, other: Any) -> "Recorder":
+        return Recorder(f"{self.formula} {formula_of(other)} {operator}")
 
 
-def formula_of(value: Any) -> Formula:
+def formula_of(value: Any) -> str:
     """The formula that computes `value`, an int or a Recorder."""
-    return value.formula if isinstance(value, Recorder) else int(value)
+    return value.formula if isinstance(value, Recorder) else str(int(value))
 
 
-def evaluate(formula: Formula, sizes: Sequence[int]) -> int:
-    """What a formula gives for these sizes."""
-    if isinstance(formula, int):
-        return formula
-    if formula[0] == "size":
-        return sizes[formula[1]]
-    name, left, right = formula
-    return _OPERATORS[name](evaluate(left, sizes), evaluate(right, sizes))
+def evaluate(formula: str, values: Mapping[str, int]) -> int:
+    """What a formula gives where its names have these values."""
+    stack: list[int] = []
+    for token in formula.split(" "):
+        if token in _OPERATORS:
+            right, left = stack.pop(), stack.pop()
+            stack.append(_OPERATORS[token](left, right))
+        else:
+            stack.append(values[token] if token in values else int(token))
+    (result,) = stack
+    return result
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Launch:
     """How a plugin starts its kernel.
 
     The kernel's arguments are the inputs, then int32 `sizes`, each given as (input, dimension), then the outputs.
-    `grid` are the formulas of its three dimensions, as JSON. `capability`: what the PTX was compiled for.
+    `grid` are the formulas of its three dimensions, in which the sizes are s0, s1, …. `capability`: what the PTX was
+    compiled for.
     """
 
     entry: str
@@ -72,7 +74,7 @@ class Launch:
     num_threads: int
     shared_bytes: int
     sizes: tuple[tuple[int, int], ...]
-    grid: str
+    grid: tuple[str, str, str]
     capability: int
 
     def sizes_of(self, shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -81,7 +83,8 @@ class Launch:
 
     def grid_of(self, sizes: Sequence[int]) -> tuple[int, int, int]:
         """The grid for these int32 arguments."""
-        x, y, z = (evaluate(formula, sizes) for formula in json.loads(self.grid))
+        values = {f"s{number}": size for number, size in enumerate(sizes)}
+        x, y, z = (evaluate(formula, values) for formula in self.grid)
         return x, y, z
 
 
@@ -111,14 +114,15 @@ def launches(
 def _launch(definition: PluginDefinition, tensors: tuple, attributes: tuple, capability: int) -> Launch:
     spec = specialised(definition, dict(tensors), dict(attributes), capability)
     kernel = compile_ptx(spec, capability)
-    recorders = {size.name: Recorder(["size", number]) for number, size in enumerate(spec.sizes)}
+    recorders = {size.name: Recorder(f"s{number}") for number, size in enumerate(spec.sizes)}
+    x, y, z = spec.grid(recorders)
     return Launch(
         entry=kernel.entry,
         ptx=kernel.ptx,
         num_threads=kernel.num_threads,
         shared_bytes=kernel.shared_bytes,
         sizes=tuple((definition.inputs.index(size.tensor), size.dim) for size in spec.sizes),
-        grid=json.dumps([formula_of(entry) for entry in spec.grid(recorders)]),
+        grid=(formula_of(x), formula_of(y), formula_of(z)),
         capability=capability,
     )
 
@@ -136,16 +140,31 @@ def choose(found: Sequence[Launch], capability: int) -> Launch:
     return (exact or sorted(older, key=lambda launch: launch.capability))[-1]
 
 
+MAGIC = "kvforge kernels"
+
+
 def pack(found: Sequence[Launch]) -> bytes:
-    """The kernels as bytes, for a plan."""
-    return zlib.compress(json.dumps([dataclasses.asdict(launch) for launch in found]).encode(), 9)
+    """The kernels as bytes, for a plan: a line with their number, then of each a line and the PTX."""
+    parts = [f"{MAGIC} {len(found)}\n"]
+    for launch in found:
+        numbers = (launch.capability, launch.num_threads, launch.shared_bytes, len(launch.ptx))
+        sizes = " ".join(f"{index} {dim}" for index, dim in launch.sizes)
+        parts.append(f"{' '.join(map(str, numbers))}|{launch.entry}|{sizes}|{'|'.join(launch.grid)}\n{launch.ptx}")
+    return "".join(parts).encode("ascii")
 
 
 def unpack(data: bytes) -> tuple[Launch, ...]:
-    """What `pack` packed."""
-
-    def launch(fields: Mapping[str, Any]) -> Launch:
-        sizes = tuple((index, dim) for index, dim in fields["sizes"])
-        return Launch(**{**fields, "sizes": sizes})
-
-    return tuple(map(launch, json.loads(zlib.decompress(data))))
+    """What `pack` packed; raises ValueError for anything else."""
+    first, rest = data.split(b"\n", 1)
+    if not first.startswith(MAGIC.encode()):
+        raise ValueError("these are no kernels")
+    found = []
+    for _ in range(int(first[len(MAGIC) :])):
+        line, rest = rest.split(b"\n", 1)
+        numbers, entry, sizes, x, y, z = line.decode("ascii").split("|")
+        capability, num_threads, shared_bytes, length = map(int, numbers.split(" "))
+        places = [int(number) for number in sizes.split()]
+        pairs = tuple(zip(places[::2], places[1::2], strict=True))
+        ptx, rest = rest[:length].decode("ascii"), rest[length:]
+        found.append(Launch(entry, ptx, num_threads, shared_bytes, pairs, (x, y, z), capability))
+    return tuple(found)

@@ -3,19 +3,15 @@
 import dataclasses
 import json
 import tempfile
-import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kvforge.compiler import tensorrt_build
 from kvforge.manifest import PLANS_FILE
-from plugins.trt_launch import Launch, unpack
+from plugins.trt_launch import MAGIC, Launch, unpack
 from tests.support.tensorrt.claims import Claim
 from tests.support.tensorrt.exports import export
-
-_PACKED = b"\x78\xda"
-"""How zlib's best compression begins."""
 
 
 def answer(trt: ModuleType, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,16 +34,10 @@ def _built(claim: Claim) -> dict[str, Any]:
 
 def kernels_in(plan: bytes) -> list[list[dict[str, Any]]]:
     """The kernels of each plugin in a plan, without their PTX."""
-    found, start = [], plan.find(_PACKED)
+    found, start = [], plan.find(MAGIC.encode())
     while start >= 0:
-        try:
-            stream = zlib.decompressobj()
-            stream.decompress(plan[start:])
-            packed = plan[start : len(plan) - len(stream.unused_data)] if stream.eof else b""
-            found.append([_named(launch) for launch in unpack(packed)])
-        except (zlib.error, ValueError, TypeError):
-            pass  # other bytes of the plan
-        start = plan.find(_PACKED, start + 1)
+        found.append([_named(launch) for launch in unpack(plan[start:])])
+        start = plan.find(MAGIC.encode(), start + 1)
     return found
 
 
