@@ -1,17 +1,21 @@
-"""The plugins of TensorRT 11 and of TensorRT for RTX are one definition: on random cases they say the same.
+"""The plugins of TensorRT 11, of TensorRT for RTX and in C++ are one definition: on random cases they say the same.
 
 TensorRT 11's are asked through NVIDIA's plugin classes, RTX's by its own parser and builder.
 """
 
 import dataclasses
 import functools
+import os
 import random
+from pathlib import Path
 
 import pytest
 
 from plugins import trt_aot
+from plugins.errors import PluginError
 from plugins.registry import modules
 from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
+from plugins.trt_cpp import compile_library
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for
 from tests.support.tensorrt.descriptions import as_json
@@ -75,6 +79,33 @@ def started(grid: tuple[int, ...], num_inputs: int, extra: list[int], num_output
     """What TensorRT 11 would start: the kernel's arguments are inputs, sizes, outputs."""
     places = [["at", place] for place in range(1, num_inputs + num_outputs + 1)]
     return [list(grid), [*places[:num_inputs], *extra, *places[num_inputs:]], 77]
+
+
+def test_the_c_plus_plus_library(headers: Path) -> None:
+    """Compiled, loaded by TensorRT for RTX, and built into plans: it says what the Python plugins say."""
+    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in random_cases()]
+    answers = ask_rtx("cpp_plugins", {"headers": str(headers), "cases": asked})
+    built = set()
+    for case, ours, theirs in zip(asked, answers, ask_rtx("descriptions", asked), strict=True):
+        assert ours["fields"] == theirs["fields"] and ours["outputs"] == theirs["outputs"], case
+        for kernels in ours.get("kernels", ()):
+            assert kernels == [{"entry": theirs["entry"], "capability": 90}]
+            built.add(case["plugin"])
+    assert built == set(PLUGINS)
+
+
+@pytest.fixture
+def headers() -> Path:
+    """TensorRT's public headers: the folder `include` of NVIDIA's repository, where a variable says that it is."""
+    folder = os.environ.get("KVFORGE_TENSORRT_HEADERS")
+    if folder is None:
+        pytest.skip("needs TensorRT's headers: KVFORGE_TENSORRT_HEADERS names the folder include of NVIDIA/TensorRT")
+    return Path(folder)
+
+
+def test_a_folder_without_headers(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"has no NvInferRuntime\.h; give the folder include of NVIDIA's"):
+        compile_library(tmp_path, tmp_path / "library.so")
 
 
 def test_nothing_is_started_for_an_empty_step() -> None:

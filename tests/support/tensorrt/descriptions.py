@@ -30,7 +30,7 @@ def as_json(plugin: str, inputs: tuple[NetworkTensor, ...], attributes: dict[str
     shapes = [[[size] if isinstance(size, Dynamic) else size for size in tensor.shape] for tensor in inputs]
     return {
         "plugin": plugin,
-        "inputs": [[_name(t.dtype), shape] for t, shape in zip(inputs, shapes, strict=True)],
+        "inputs": [[dtype_name(t.dtype), shape] for t, shape in zip(inputs, shapes, strict=True)],
         "attributes": attributes,
     }
 
@@ -49,7 +49,7 @@ def _describe(trt: ModuleType, builder: Any, case: dict[str, Any]) -> dict[str, 
     inputs = [(getattr(torch, name), shape) for name, shape in case["inputs"]]
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, builder.logger)
-    assert parser.parse(_model(case, inputs).SerializeToString()), [
+    assert parser.parse(one_node(case, inputs, dynamic=False).SerializeToString()), [
         str(parser.get_error(index)) for index in range(parser.num_errors)
     ]
     (layer,) = (network.get_layer(index) for index in range(network.num_layers))
@@ -58,11 +58,11 @@ def _describe(trt: ModuleType, builder: Any, case: dict[str, Any]) -> dict[str, 
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     plugin.configure_plugin([_described(trt, *tensor) for tensor in inputs], [])
     (launch,) = kernels_of(plugin)
-    sizes = launch.sizes_of([_step(shape) for _, shape in inputs])
+    sizes = launch.sizes_of([step(shape) for _, shape in inputs])
     return {
         "fields": [field.name for field in creator.field_names],
         "attributes": plugin.attributes,
-        "outputs": [[_name(torch_dtype(tensor.dtype)), list(tensor.shape)] for tensor in outputs],
+        "outputs": [[dtype_name(torch_dtype(tensor.dtype)), list(tensor.shape)] for tensor in outputs],
         "aliases": [plugin.get_aliased_input(index) for index in range(len(outputs))],
         "combinations": sorted(_combinations(trt, plugin, len(inputs), len(inputs) + len(outputs))),
         "grid": list(launch.grid_of(sizes)),
@@ -71,7 +71,7 @@ def _describe(trt: ModuleType, builder: Any, case: dict[str, Any]) -> dict[str, 
         "extra": sizes,
         "entry": launch.entry,
         "ptx": launch.ptx,
-        "started": _started(trt, creator, plugin, [_step(shape) for _, shape in inputs]),
+        "started": _started(trt, creator, plugin, [step(shape) for _, shape in inputs]),
     }
 
 
@@ -99,7 +99,8 @@ def _started(trt: ModuleType, creator: Any, plugin: Any, shapes: list[list[int]]
     return started
 
 
-def _model(case: dict[str, Any], inputs: list[tuple[torch.dtype, list[Any]]]) -> onnx.ModelProto:
+def one_node(case: dict[str, Any], inputs: list[tuple[torch.dtype, list[Any]]], dynamic: bool) -> onnx.ModelProto:
+    """A model of the plugin alone; what differs from step to step has its size in this step unless it is `dynamic`."""
     definition = PLUGINS[case["plugin"]]
     outputs = [f"output_{index}" for index in range(definition.num_outputs)]
     node = helper.make_node(
@@ -112,7 +113,11 @@ def _model(case: dict[str, Any], inputs: list[tuple[torch.dtype, list[Any]]]) ->
         **case["attributes"],
     )
     given = [
-        helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], _step(shape))
+        helper.make_tensor_value_info(
+            name,
+            ELEMENT_TYPES[dtype],
+            [f"{name}_{dim}" if isinstance(n, list) else n for dim, n in enumerate(shape)] if dynamic else step(shape),
+        )
         for name, (dtype, shape) in zip(definition.inputs, inputs, strict=True)
     ]
     types = tuple(dtype for dtype, _ in inputs)
@@ -139,7 +144,7 @@ def _combinations(trt: ModuleType, plugin: Any, num_inputs: int, count: int) -> 
                 position, [_described(trt, each, [1]) for each in (*types, dtype)], num_inputs
             )
         ]
-    return ([_name(dtype) for dtype in types] for types in begun)
+    return ([dtype_name(dtype) for dtype in types] for types in begun)
 
 
 def _described(trt: ModuleType, dtype: torch.dtype, shape: list[Any]) -> Any:
@@ -150,9 +155,10 @@ def _described(trt: ModuleType, dtype: torch.dtype, shape: list[Any]) -> Any:
     return described
 
 
-def _step(shape: list[Any]) -> list[int]:
+def step(shape: list[Any]) -> list[int]:
+    """The sizes in this step."""
     return [size[0] if isinstance(size, list) else size for size in shape]
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
