@@ -2,12 +2,16 @@
 
 It is compiled against TensorRT's public headers, which are in NVIDIA's repository of TensorRT (`include/`). A plan
 holds its kernels, so one library runs all; to build plans with it, it is given the kernels of their plugins.
+
+    python -m plugins.trt_cpp --headers TensorRT/include -o libkvforge_plugins.so
 """
 
+import argparse
 import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,3 +135,21 @@ def cuda_headers() -> Path:
         if (place / "cuda_runtime_api.h").is_file():
             return place
     raise PluginError("There are no CUDA headers (cuda_runtime_api.h); install a CUDA toolkit, or Triton.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile the library that runs plans; returns the exit code, 1 after a sentence on what is missing."""
+    parser = argparse.ArgumentParser(description="Compile TensorRT's plugins for deployments without Python.")
+    parser.add_argument("--headers", type=Path, required=True, help="folder with TensorRT's NvInferRuntime.h")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="library to write")
+    options = parser.parse_args(arguments)
+    try:
+        compile_library(options.headers, options.output)
+    except PluginError as error:
+        print(f"trt_cpp: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -119,6 +119,8 @@ def _plan_builder() -> Check:
     if name is None:
         return Check("plan builder", "optional", "no TensorRT", how_to_install(RTX), PLANS)
     found = f"{TITLES[name]} {installed_version(DISTRIBUTIONS[name]) or 'of this machine'}"
+    if name == RTX:
+        found += "; plugins for programs in C++: python -m plugins.trt_cpp --headers, with TensorRT's public headers"
     return Check("plan builder", "ok", found, needed_for=PLANS)
 
 
