@@ -8,17 +8,22 @@ import functools
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from plugins import trt_aot
 from plugins.errors import PluginError
 from plugins.registry import modules
 from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
 from plugins.trt_cpp import compile_library
+from plugins.trt_launch import Launch, launches
+from plugins.trt_plugin import InputTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for
 from tests.support.tensorrt.descriptions import as_json
+from tests.support.tensorrt.library import ask_library
 from tests.support.tensorrt.rtx import ask_rtx
 from tests.trt.aot_driver import ask, create_plugin
 
@@ -81,17 +86,29 @@ def started(grid: tuple[int, ...], num_inputs: int, extra: list[int], num_output
     return [list(grid), [*places[:num_inputs], *extra, *places[num_inputs:]], 77]
 
 
-def test_the_c_plus_plus_library(headers: Path) -> None:
-    """Compiled, loaded by TensorRT for RTX, and built into plans: it says what the Python plugins say."""
+def test_the_c_plus_plus_library(headers: Path, tmp_path: Path) -> None:
+    """Compiled, loaded by TensorRT for RTX, and built into plans: it says and starts what the Python plugins do."""
     asked = [as_json(case.plugin, case.inputs, case.attributes) for case in random_cases()]
     answers = ask_rtx("cpp_plugins", {"headers": str(headers), "cases": asked})
+    compile_library(headers, tmp_path / "library.so")
+    told = ask_library(headers, tmp_path / "library.so", asked, list(map(launch_of, asked)))
     built = set()
-    for case, ours, theirs in zip(asked, answers, ask_rtx("descriptions", asked), strict=True):
+    for case, ours, said, theirs in zip(asked, answers, told, ask_rtx("descriptions", asked), strict=True):
         assert ours["fields"] == theirs["fields"] and ours["outputs"] == theirs["outputs"], case
+        assert said == {name: theirs[name] for name in ("aliases", "combinations", "started")}, case
         for kernels in ours.get("kernels", ()):
             assert kernels == [{"entry": theirs["entry"], "capability": 90}]
             built.add(case["plugin"])
     assert built == set(PLUGINS)
+
+
+def launch_of(case: dict[str, Any]) -> Launch:
+    definition = PLUGINS[case["plugin"]]
+    shapes = [tuple(-1 if isinstance(size, list) else size for size in shape) for _, shape in case["inputs"]]
+    dtypes = [getattr(torch, name) for name, _ in case["inputs"]]
+    tensors = dict(zip(definition.inputs, map(InputTensor, dtypes, shapes), strict=True))
+    (launch,) = launches(definition, tensors, case["attributes"], [90])
+    return launch
 
 
 @pytest.fixture
