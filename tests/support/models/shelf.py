@@ -37,6 +37,7 @@ BUILT_FROM = (
     "kvforge/kv_policies",
     "kvforge/manifest",
     "kvforge/tasks",
+    "kvforge/tensorrt",
     "kvforge/tokenization",
     "kvforge/version.py",
     "kvforge/vllm_engine",
