@@ -146,6 +146,8 @@ class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.I
         self.num_outputs = definition.num_outputs
         self.definition, self.attributes, self.kernels = definition, dict(attributes), tuple(kernels)
         self.tensors: dict[str, InputTensor] = {}
+        self._launch: Launch | None = None
+        self._device = -1
         self._fields = _Fields()
 
     def get_capability_interface(self, type: Any) -> "Plugin":
@@ -219,8 +221,10 @@ class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.I
         stream: int,
     ) -> None:
         device = torch.cuda.current_device()
-        major, minor = torch.cuda.get_device_capability(device)
-        launch = choose(kernels_of(self), 10 * major + minor)
+        if self._launch is None or self._device != device:
+            major, minor = torch.cuda.get_device_capability(device)
+            self._launch, self._device = choose(kernels_of(self), 10 * major + minor), device
+        launch = self._launch
         sizes = launch.sizes_of([tuple(desc.dims) for desc in input_desc])
         grid = launch.grid_of(sizes)
         if 0 not in grid:

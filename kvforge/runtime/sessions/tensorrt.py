@@ -16,7 +16,7 @@ from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.pools import Pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
-from kvforge.runtime.sessions.tensorrt_plan import Plan, PlanLogger
+from kvforge.runtime.sessions.tensorrt_plan import Plan, plan_logger
 from kvforge.tensorrt.api import trt
 from kvforge.tensorrt.compatibility import check_plans
 from kvforge.tensorrt.installed import flavour
@@ -206,7 +206,7 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
             )
     check_plans(manifest, engine_dir, trt.__version__, torch.cuda.get_device_capability())
     flavour().register_plugins()
-    logger = PlanLogger()
+    logger = plan_logger()
     runtime: trt.Runtime = trt.Runtime(logger)
     plans = {graph: Plan(file, runtime, logger) for graph, file in files.items()}
     return TensorRTSession(manifest, plans, torch.cuda.Stream())

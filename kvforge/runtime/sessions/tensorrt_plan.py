@@ -1,5 +1,6 @@
 """One TensorRT plan in memory: torch CUDA tensors are its inputs and outputs, by address."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,12 @@ class PlanLogger(trt.ILogger):
         """Called by TensorRT, from any thread."""
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             self.last_error = msg.strip().splitlines()[0] if msg.strip() else "no message"
+
+
+@functools.cache
+def plan_logger() -> PlanLogger:
+    """Return the one logger of this process: TensorRT for RTX keeps to the first that it is given."""
+    return PlanLogger()
 
 
 class Plan:
