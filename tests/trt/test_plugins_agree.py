@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from plugins import trt_aot
-from plugins.errors import PluginError
+from plugins import trt_aot, trt_cpp
 from plugins.registry import modules
 from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
 from plugins.trt_cpp import compile_library
@@ -120,9 +119,14 @@ def headers() -> Path:
     return Path(folder)
 
 
-def test_a_folder_without_headers(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"has no NvInferRuntime\.h; give the folder include of NVIDIA's"):
-        compile_library(tmp_path, tmp_path / "library.so")
+def test_a_folder_without_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = tmp_path / "library.so"
+    assert trt_cpp.main(["--headers", str(tmp_path), "-o", str(library)]) == 1 and not library.exists()
+    said = capsys.readouterr().err
+    assert said.startswith(f"trt_cpp: error: {tmp_path} has no NvInferRuntime.h; give the folder include")
+    (tmp_path / "NvInferRuntime.h").write_text("#error another TensorRT\n")
+    assert trt_cpp.main(["--headers", str(tmp_path), "-o", str(library)]) == 1 and not library.exists()
+    assert "did not compile the plugins' library (" in capsys.readouterr().err
 
 
 def test_nothing_is_started_for_an_empty_step() -> None:
