@@ -99,7 +99,7 @@ def table(report: Report) -> str:
     parts = [
         "# Plans built without a GPU",
         f"`{report['command']}`, {report['machine']}.",
-        "Llama shapes with random weights in bfloat16, a cut in the middle, FP8 cache, limits of 64 sequences and 2048 "
+        "Random weights in bfloat16, a cut in the middle, FP8 cache, limits of 64 sequences and 2048 "
         "tokens; lower and upper plan. Peak memory is the build process's, with the mapped file of the weights.",
         markdown_table(head, lines),
     ]
