@@ -1,6 +1,7 @@
 """One gateway over a fake Triton for all tests of its protocol: no engine, only an engine directory's files."""
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ def run_gateway(options: GatewayOptions) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(WAIT_S)
+        if thread.is_alive():
+            warnings.warn(f"a gateway goes on: {server.server_state.connections}", stacklevel=1)
 
 
 @pytest.fixture(scope="session")

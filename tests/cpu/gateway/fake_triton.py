@@ -4,6 +4,7 @@ import asyncio
 import json
 import struct
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -197,3 +198,5 @@ def run_fake_triton() -> Iterator[tuple[FakeTriton, str]]:
     finally:
         loop.call_soon_threadsafe(stopping.set)
         thread.join(60)
+        if thread.is_alive():
+            warnings.warn("the fake Triton goes on", stacklevel=1)
