@@ -17,8 +17,10 @@ from tests.support.ledger import read
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
-LONG_S = 0.3
-"""From here on a test is left out of ``--quick``."""
+LONG_S = 0.2
+"""From here on a test is left out of ``--quick``, and those that share a fixture that takes so long."""
+COMPILED = "engines"
+"""The fixture of compiled engines, which such a run does without."""
 
 LAYERS = {
     "tests/cpu/plugins": "kernel",
@@ -50,7 +52,7 @@ def layer_of(file: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--quick", action="store_true", help=f"no test that takes {LONG_S} s, and no kernels: what Python can break"
+        "--quick", action="store_true", help=f"no test that takes {LONG_S} s, no compiled engine, no kernels"
     )
 
 
@@ -69,26 +71,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not _is_quick(item, durations.get(files[item], {}))]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    items.sort(key=lambda item: -sum(durations.get(files[item], {}).values()))
+    seconds = {file: sum(each for name, each in found.items() if name[:1] != "@") for file, found in durations.items()}
+    items.sort(key=lambda item: -seconds.get(files[item], 0.0))
 
 
 def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
     """A test that is new counts as quick."""
-    _, _, name = item.nodeid.partition("::")
-    return item.get_closest_marker("kernel") is None and durations.get(name, 0.0) < LONG_S
+    fixtures = getattr(item, "fixturenames", ())
+    needs = [item.nodeid.partition("::")[2], *(f"@{name}" for name in fixtures)]
+    is_kernel = item.get_closest_marker("kernel") is not None
+    return not is_kernel and COMPILED not in fixtures and all(durations.get(each, 0.0) < LONG_S for each in needs)
 
 
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return seconds by file and test; tests below LONG_S together as ``""``."""
+    """Return seconds by file and test; tests below LONG_S together as ``""``. What a fixture takes that several tests
+    share stands beside it as ``@NAME``, and is in those of the test that came first."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in lines:
-        if line["kind"] == "phase":
-            file, _, name = line["test"].partition("::")
+        file, _, name = line["test"].partition("::")
+        if line["kind"] in ("phase", "fixture"):
+            name = name if line["kind"] == "phase" else f"@{line['name']}"
             seconds[file][name] += max(line["core_s"], line["wall_s"])
     found = {}
     for file, tests in sorted(seconds.items()):
         long = {name: round(each, 1) for name, each in sorted(tests.items()) if each >= LONG_S}
-        rest = round(sum(each for each in tests.values() if each < LONG_S), 1)
+        rest = round(sum(each for name, each in tests.items() if each < LONG_S and name[:1] != "@"), 1)
         if long or rest:
             found[file] = {"": rest, **long}
     return found
