@@ -125,7 +125,7 @@ def _tensors(rng: random.Random) -> Change:
     def apply(path: Path) -> None:
         file = path / "model.safetensors"
         weights = load_file(file)
-        embeddings = weights[EMBEDDINGS]
+        embeddings = weights[EMBEDDINGS] if EMBEDDINGS in weights else weights[HEAD]  # after "head alone"
         generator = torch.Generator().manual_seed(5)
         if kind == "own head":
             weights[HEAD] = 0.1 * torch.randn(embeddings.shape, generator=generator)
@@ -134,7 +134,7 @@ def _tensors(rng: random.Random) -> Change:
         elif kind == "no head":
             weights.pop(HEAD, None)
         elif kind == "head alone":
-            weights[HEAD] = weights.pop(EMBEDDINGS)
+            weights[HEAD] = weights.pop(EMBEDDINGS, embeddings)
         elif kind == "longer head":
             weights[HEAD] = 0.1 * torch.randn(len(embeddings) + 8, embeddings.shape[1], generator=generator)
         elif kind == "bias":
