@@ -34,6 +34,9 @@ _INLINED = 8
 _WRITTEN_BY_INDUCTOR = "aot_inductor.metadata"
 """The one setting that compiling changes."""
 
+_READ_BY_COMPILERS = ("TORCH", "ATEN", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "GCC_")
+"""How variables of the environment begin that Inductor and g++ read."""
+
 Write = Callable[[ExportedProgram, Path], None]
 
 
@@ -84,7 +87,7 @@ def _machine() -> tuple[Any, ...]:
     sources = tuple(sha256_of(Path(str(module.__file__))) for module in (aot_inductor, cpu_packages))
     config = torch._inductor.config.save_config_portable()
     settings = sorted((name, repr(value)) for name, value in config.items() if name != _WRITTEN_BY_INDUCTOR)
-    chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith(("TORCH", "CXX")))
+    chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_COMPILERS))
     said = subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, check=False).stdout
     versions = (__version__, torch.__version__, sources, said)
     return (*versions, settings, chosen, cpu_isa(), torch.get_num_threads())
@@ -136,7 +139,7 @@ def _take(key: str, path: Path) -> bool:
             with contextlib.suppress(OSError):  # a cache that this user may only read
                 os.utime(kept)
             return True
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a digest that is no text
         pass
     path.unlink(missing_ok=True)
     return False

@@ -84,7 +84,7 @@ def _current() -> tuple[int, ...]:
 
 def _listed(asked: str) -> tuple[int, ...]:
     known = {f"{capability // 10}.{capability % 10}": capability for capability in KNOWN}
-    names = [name.strip() for name in asked.split(",")]
+    names = [name.strip() for name in asked.strip().removesuffix(",").split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise BuildError(
@@ -129,11 +129,20 @@ def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
 
 def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "trt.IBuilderConfig", plan: Path) -> bool:
     """Build a plan and write it to a file piece by piece, so that it is never whole in memory; returns whether there is
-    one."""
+    one. Raises BuildError where it cannot be written."""
     from kvforge.tensorrt.rtx_stream import FileWriter
 
-    with plan.open("wb") as file:
-        built = builder.build_serialized_network_to_stream(network, config, FileWriter(file))
-    if not built:
-        plan.unlink()
-    return bool(built)
+    built = False
+    try:
+        with plan.open("wb") as file:
+            writer = FileWriter(file)
+            built = bool(builder.build_serialized_network_to_stream(network, config, writer))
+        if writer.error is not None:
+            raise writer.error
+    except OSError as error:
+        built = False
+        raise BuildError(f"{plan} cannot be written ({error.strerror}); make room for it.") from error
+    finally:
+        if not built:
+            plan.unlink(missing_ok=True)
+    return built

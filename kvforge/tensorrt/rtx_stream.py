@@ -6,12 +6,18 @@ import tensorrt_rtx_bindings as trt
 
 
 class FileWriter(trt.IStreamWriter):
-    """Writes to an open file."""
+    """Writes to an open file. TensorRT goes on after a write that failed, and calls the plan built: ``error`` says."""
 
     def __init__(self, file: BinaryIO) -> None:
         trt.IStreamWriter.__init__(self)
         self._file = file
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         """Called by TensorRT; returns the bytes that were written."""
-        return self._file.write(data)
+        if self.error is None:
+            try:
+                return self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return 0

@@ -24,6 +24,7 @@ def cases_of_day(day: int, count: int, total: int) -> Iterator[int]:
     """Yield ``count`` of the seeds 0 to ``total`` - 1: the first half the same each day, so that what a test must meet
     is met; of the others some, until all have been there."""
     same = (count + 1) // 2 if count < total else total
+    count = min(count, total)
     yield from range(same)
     for index in range(count - same):
         yield same + (day * (count - same) + index) % (total - same)

@@ -163,3 +163,20 @@ def test_the_builders_stages_and_answer_arrive(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tensorrt_process.sys, "executable", str(program))
     built = tensorrt_process.build_plans_apart(tmp_path, OPTIONS, seen.append)
     assert seen == ["build lower"] and built == {"plan_builder": "x", "plan_plugins": ("A", "B")}
+
+
+def test_a_plan_that_cannot_be_written_whole_is_none(engine: Path) -> None:
+    """TensorRT calls a plan built although writes of it fail."""
+    limit = (engine / "rank0" / "lower.plan").stat().st_size - 1
+    assert limit > (engine / "rank0" / "weights.safetensors").stat().st_size
+    output, program = engine.with_name("truncated"), (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
+        "from kvforge.cli import main\n"
+        "sys.exit(main(['build', sys.argv[2], '-o', sys.argv[3], '--target', 'tensorrt', '--kv-dtype', 'fp8',\n"
+        "               '--page-size', '8', '--max-num-seqs', '4', '--compute-capabilities', '12.0,8.9']))\n"
+    )  # fmt: skip
+    result = run("-c", program, limit, engine.with_name("checkpoint"), output)
+    assert result.returncode == 1
+    assert "lower.plan cannot be written (File too large); make room for it." in result.stderr
+    assert not output.exists()

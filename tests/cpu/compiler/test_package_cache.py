@@ -111,16 +111,20 @@ def test_names_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             keys.append(package_key(program))
     with torch._inductor.config.patch({"cpp.simdlen": 128}):
         keys.append(package_key(program))
-    monkeypatch.setenv("CXXFLAGS", "-O0")
-    keys.append(package_key(program))
+    for name in ("CXXFLAGS", "ATEN_CPU_CAPABILITY", "CPATH"):
+        monkeypatch.setenv(name, "other")
+        keys.append(package_key(program))
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("content", [b"half of it", b"\xff\xfe"])
 @pytest.mark.parametrize("suffix", [".pt2", ".sha256"])
-def test_a_damaged_package_is_compiled_again(write, compiled, cache: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_damaged_package_is_compiled_again(
+    write, compiled, cache: Path, tmp_path: Path, suffix: str, content: bytes
+) -> None:
     write(exported(Affine()), tmp_path / "first.pt2")
     (damaged,) = cache.glob(f"*{suffix}")
-    damaged.write_text("half of it")
+    damaged.write_bytes(content)
     for index in range(2):
         write(exported(Affine()), tmp_path / f"{index}.pt2")
         assert (tmp_path / f"{index}.pt2").read_bytes() == (tmp_path / "first.pt2").read_bytes()

@@ -50,6 +50,8 @@ BUILT_FROM = (
 
 MAX_FOLDERS = 6
 """Shelves that are kept, the last used."""
+UNUSED_S = 6 * 3600
+"""No run takes so long: who may be using a shelf keeps it."""
 
 
 def source_files() -> list[Path]:
@@ -72,7 +74,8 @@ def shared_folder() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[MAX_FOLDERS:]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.stat().st_mtime < time.time() - UNUSED_S:
+            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
