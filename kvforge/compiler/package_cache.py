@@ -37,6 +37,9 @@ _WRITTEN_BY_INDUCTOR = "aot_inductor.metadata"
 _READ_BY_COMPILERS = ("TORCH", "ATEN", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "GCC_")
 """How variables of the environment begin that Inductor and g++ read."""
 
+_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
+"""The one of them that Inductor sets itself, and that decides only where its files lie."""
+
 Write = Callable[[ExportedProgram, Path], None]
 
 
@@ -87,7 +90,8 @@ def _machine() -> tuple[Any, ...]:
     sources = tuple(sha256_of(Path(str(module.__file__))) for module in (aot_inductor, cpu_packages))
     config = torch._inductor.config.save_config_portable()
     settings = sorted((name, repr(value)) for name, value in config.items() if name != _WRITTEN_BY_INDUCTOR)
-    chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_COMPILERS))
+    read = [name for name in sorted(os.environ) if name.startswith(_READ_BY_COMPILERS) and name != _CACHE_DIR]
+    chosen = [(name, os.environ[name]) for name in read]
     said = subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, check=False).stdout
     versions = (__version__, torch.__version__, sources, said)
     return (*versions, settings, chosen, cpu_isa(), torch.get_num_threads())

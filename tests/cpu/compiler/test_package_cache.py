@@ -117,6 +117,15 @@ def test_names_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_names_do_not_depend_on_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor sets this variable when it compiles first, and notes in its configuration what it compiled for."""
+    program = exported(Affine())
+    key = package_key(program)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    with torch._inductor.config.patch({"aot_inductor.metadata": {"AOTI_DEVICE_KEY": "cpu"}}):
+        assert package_key(program) == key
+
+
 @pytest.mark.parametrize("content", [b"half of it", b"\xff\xfe"])
 @pytest.mark.parametrize("suffix", [".pt2", ".sha256"])
 def test_a_damaged_package_is_compiled_again(
