@@ -5,9 +5,9 @@ of memory is given back.
 """
 
 import ctypes
+import dataclasses
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from typing import Any
 
 from kvforge.common.errors import BuildError, KvforgeError, first_line
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies.full import Full
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Weights are copied several times; in small pages a fifth of a build's time went into page faults."""
@@ -38,7 +39,7 @@ def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callab
         assert process.stdin is not None and process.stdout is not None
         try:
             with process.stdin:
-                pickle.dump(options, process.stdin)
+                process.stdin.write(_as_json(options).encode())
             for line in process.stdout:
                 answer = json.loads(line)
                 if "stage" in answer:
@@ -58,6 +59,18 @@ def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callab
     return {name: tuple(value) if isinstance(value, list) else value for name, value in answer["built"].items()}
 
 
+def _as_json(options: ResolvedOptions) -> str:
+    """The target has no other policy and no prediction, so that all else is text and numbers."""
+    assert isinstance(options.policy, Full) and options.prediction is None
+    names = [field.name for field in dataclasses.fields(options) if field.name not in ("policy", "prediction")]
+    return json.dumps({name: getattr(options, name) for name in names})
+
+
+def _from_json(text: str) -> ResolvedOptions:
+    fields = json.loads(text)
+    return ResolvedOptions(**{**fields, "kv_scales": tuple(map(tuple, fields["kv_scales"]))})
+
+
 def _ending(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
@@ -74,7 +87,7 @@ def main(arguments: list[str]) -> None:
         def say(**answer: Any) -> None:
             print(json.dumps(answer), file=answers, flush=True)
 
-        options = pickle.load(sys.stdin.buffer)
+        options = _from_json(sys.stdin.read())
         try:
             from kvforge.compiler.tensorrt_build import build_plans
 
