@@ -171,4 +171,4 @@ def test_no_memory_file_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "ftruncate", fail)
     with pytest.raises(OSError, match="no room"):
         Heartbeat.create()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
