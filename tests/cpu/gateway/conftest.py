@@ -11,6 +11,7 @@ import pytest
 
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.server import listen, make_server
+from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, run_fake_triton
 from tests.cpu.gateway.http_calls import WAIT_S
@@ -80,6 +81,14 @@ def start_shared(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[
         yield start_one
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def url_of_template(start_shared: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A gateway with TEMPLATE."""
+    template = tmp_path_factory.mktemp("chat") / "template.jinja"
+    template.write_text(TEMPLATE)
+    return start_shared(chat_template=template)
+
+
+@pytest.fixture(scope="module")
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)

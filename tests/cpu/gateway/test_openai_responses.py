@@ -1,16 +1,15 @@
 """/v1/responses through the official client, over a Triton that is told what to say."""
 
 import json
-from collections.abc import Callable
 
 import openai
 import pytest
 from pydantic import BaseModel
 
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
-from tests.cpu.gateway.http_calls import WAIT_S, call, post
+from tests.cpu.gateway.http_calls import call, post
 from tests.cpu.gateway.test_openai_refusals import check
-from tests.cpu.gateway.test_openai_tools import CALL, OTHER, TEMPLATE, prompt_of, say
+from tests.cpu.gateway.test_openai_tools import CALL, OTHER, prompt_of, say
 
 TOOLS = [
     {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
@@ -19,15 +18,8 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def url(start_shared: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    template = tmp_path_factory.mktemp("chat") / "template.jinja"
-    template.write_text(TEMPLATE)
-    return start_shared(chat_template=template)
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+def url(url_of_template: str) -> str:
+    return url_of_template
 
 
 def test_text(client: openai.OpenAI, triton: FakeTriton) -> None:

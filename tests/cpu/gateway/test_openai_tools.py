@@ -23,27 +23,13 @@ TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "g"}},
 ]
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.tool_call_id }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}:"
-    "{% for name, value in c.function.arguments.items() %}"
-    "{{ name }}={{ value }}{% endfor %}{% endfor %}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
-)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Zürich"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def url(start_shared: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    template = tmp_path_factory.mktemp("chat") / "template.jinja"
-    template.write_text(TEMPLATE)
-    return start_shared(chat_template=template)
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+def url(url_of_template: str) -> str:
+    return url_of_template
 
 
 def say(triton: FakeTriton, text: str, finish: str = "stop") -> None:
