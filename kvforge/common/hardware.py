@@ -26,7 +26,7 @@ _AVX2 = frozenset(("avx2", "fma"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _AVX512_VNNI = _AVX512 | {"avx512_vnni"}
 _AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16", "avx512vbmi"}
-_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8", "avx512_fp16"}
 
 ISA_EXTENSIONS: dict[str, frozenset[str]] = {
     "portable": frozenset(),

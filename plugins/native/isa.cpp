@@ -44,14 +44,14 @@ Isa detect() {
 #endif
 }
 
-// Whether the CPU has AMX for bfloat16 and int8 and the kernel lets this process use it, which it has to be asked once.
+// Whether the CPU has AMX for bfloat16 and int8, and float16 beside it as all of them do, and the kernel lets this process use it, which it has to be asked once.
 bool detect_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;  // of CPUID leaf 7, EDX
+  constexpr unsigned kBf16 = 1u << 22, kFloat16 = 1u << 23, kTile = 1u << 24, kInt8 = 1u << 25;  // of CPUID leaf 7, EDX
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if ((~d & (kBf16 | kTile | kInt8)) != 0) return false;
+  if ((~d & (kBf16 | kFloat16 | kTile | kInt8)) != 0) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

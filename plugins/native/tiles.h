@@ -32,6 +32,9 @@ inline void tile_load(const void* p, int64_t stride) {
 }
 
 template <int T>
+inline void tile_load_once(const void* p, int64_t stride) { tile_load<T>(p, stride); }
+
+template <int T>
 inline void tile_store(void* p, int64_t stride) {
   for (int64_t r = 0; r < kRowsOfTile; ++r)
     std::memcpy(static_cast<char*>(p) + r * stride, tiles.bytes[T] + r * kTileRowBytes, kTileRowBytes);
@@ -115,6 +118,12 @@ inline void tile_zero() {
 template <int T>
 inline void tile_load(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
+}
+
+// The same of what is not read again soon: it takes no place in the first-level cache.
+template <int T>
+inline void tile_load_once(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
 }
 
 template <int T>

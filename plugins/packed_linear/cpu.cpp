@@ -50,7 +50,7 @@ enum class Preparing { none, together, all, blocks };
 Preparing preparing(const LinearArgs& args, const LinearKernel& kernel, int64_t threads) {
   if (kernel.takes_x(args)) return Preparing::none;
   if (args.rows <= kFewRows) return Preparing::all;
-  return args.rows >= 2 * kernel.row_block * threads ? Preparing::blocks : Preparing::together;
+  return args.rows >= 2 * rows_of_piece(args, kernel) * threads ? Preparing::blocks : Preparing::together;
 }
 
 // What one thread multiplies with: its sums and the rows that it prepares for itself.
@@ -58,10 +58,11 @@ class Worker {
  public:
   Worker(const Product& product, const LinearArgs& args, const LinearKernel& kernel, Preparing preparing,
          const char* rows, int64_t band_stride, int64_t sums_bytes)
-      : product_(product), args_(args), kernel_(kernel), own_blocks_(preparing == Preparing::blocks), rows_(rows),
+      : product_(product), args_(args), kernel_(kernel), own_blocks_(preparing == Preparing::blocks),
+        rows_per_piece_(rows_of_piece(args, kernel)), rows_(rows),
         band_stride_(band_stride) {
     thread_local Workspace workspace;
-    const int64_t own_rows = own_blocks_ ? kernel.row_block : preparing == Preparing::all ? args.rows : 0;
+    const int64_t own_rows = own_blocks_ ? rows_per_piece_ : preparing == Preparing::all ? args.rows : 0;
     const int64_t own_bytes = (own_rows + kernel.band_rows - 1) / kernel.band_rows * band_stride;
     own_ = workspace.get(own_bytes + std::max(sums_bytes, scratch_bytes(args)));
     rest_ = own_ + own_bytes;  // band_stride is a multiple of 64
@@ -78,9 +79,9 @@ class Worker {
   }
 
   void operator()(int64_t piece, int64_t next) {
-    const int64_t block = piece / args_.panels, begin = block * kernel_.row_block;
+    const int64_t block = piece / args_.panels, begin = block * rows_per_piece_;
     if (own_blocks_ && block != prepared_) {
-      kernel_.prepare(args_, begin, std::min(begin + kernel_.row_block, args_.rows), own_, rest_);
+      kernel_.prepare(args_, begin, std::min(begin + rows_per_piece_, args_.rows), own_, rest_);
       rows_ = own_ - begin / kernel_.band_rows * band_stride_;
       prepared_ = block;
     }
@@ -94,6 +95,7 @@ class Worker {
   const LinearArgs& args_;
   const LinearKernel& kernel_;
   const bool own_blocks_;
+  const int64_t rows_per_piece_;
   const char* rows_;
   const int64_t band_stride_;
   char *own_, *rest_;
@@ -104,7 +106,7 @@ void multiply(const LinearArgs& args, const LinearKernel& kernel, int64_t groups
   const Product product(args, kernel, groups);
   const int64_t threads = 1 + args.rows * args.depth * args.panels * kPanel / kProductsPerThread;
   const int64_t bands = (args.rows + kernel.band_rows - 1) / kernel.band_rows;
-  const int64_t sums_bytes = std::min(bands * kernel.band_rows, kernel.row_block) * kPanel * sizeof(float);
+  const int64_t sums_bytes = std::min(bands * kernel.band_rows, rows_of_piece(args, kernel)) * kPanel * sizeof(float);
   const Preparing how = preparing(args, kernel, at::get_num_threads());
   const int64_t band_stride = how == Preparing::none ? args.x_stride * 2 : kernel.band_bytes(args);
   thread_local Workspace shared;  // the calling thread's

@@ -74,6 +74,7 @@ extern const LinearKernel linear_int4_kernel = {
     .panel_group_bytes = kInt4GroupBytes,
     .depth_block = 2 * kBlockGroups,  // so that no block is without groups
     .row_block = 256,
+    .piece_bytes = 1 << 20,
     .enter = configure_tiles,
     .leave = release_tiles,
     .takes_x = takes_x,

@@ -78,6 +78,8 @@ struct LinearKernel {
   int64_t depth_block = 512;  // groups that are multiplied before the next rows have their turn, a multiple of 16
   // Rows of a piece, whole bands: with a depth block of them and of a panel, 192 fill half of the L2.
   int64_t row_block = 192;
+  // Half as many rows are a piece where they would take more bytes than this, prepared, over their whole depth.
+  int64_t piece_bytes = INT64_MAX;
   // Called by each thread before its first multiply() and after its last, or null.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;

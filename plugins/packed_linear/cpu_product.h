@@ -7,18 +7,24 @@
 
 namespace kvforge {
 
+// Rows of a piece.
+inline int64_t rows_of_piece(const LinearArgs& args, const LinearKernel& kernel) {
+  const int64_t bytes = kernel.row_block / kernel.band_rows * kernel.band_bytes(args);
+  return bytes > kernel.piece_bytes ? kernel.row_block / 2 : kernel.row_block;
+}
+
 // The product of one block of rows and one panel after the other.
 class Product {
  public:
   Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
-      : args_(args), kernel_(kernel), groups_(groups),
+      : args_(args), kernel_(kernel), groups_(groups), rows_(rows_of_piece(args, kernel)),
         // The rows of a single band have no turns to take.
         blocks_(args.rows <= kernel.band_rows ? 1 : (groups + kernel.depth_block - 1) / kernel.depth_block) {}
 
   // rows: where the first prepared band would be; next: the piece after this one or -1.
   void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {
-    const int64_t begin = piece / args_.panels * kernel_.row_block, panel = piece % args_.panels;
-    const int64_t count = std::min(kernel_.row_block, args_.rows - begin);
+    const int64_t begin = piece / args_.panels * rows_, panel = piece % args_.panels;
+    const int64_t count = std::min(rows_, args_.rows - begin);
     rows += begin / kernel_.band_rows * band_stride;
     for (int64_t b = 0; b < blocks_; ++b) {
       const int64_t first = start(b);
@@ -38,7 +44,7 @@ class Product {
     kernel_.finish(args_, begin, count, panel, sums);
   }
 
-  int64_t pieces() const { return (args_.rows + kernel_.row_block - 1) / kernel_.row_block * args_.panels; }
+  int64_t pieces() const { return (args_.rows + rows_ - 1) / rows_ * args_.panels; }
 
  private:
   // Blocks begin at a multiple of 16 groups.
@@ -50,7 +56,7 @@ class Product {
 
   const LinearArgs& args_;
   const LinearKernel& kernel_;
-  const int64_t groups_, blocks_;
+  const int64_t groups_, rows_, blocks_;
 };
 
 }  // namespace kvforge

@@ -1,18 +1,26 @@
 // The kernel for bfloat16 queries and pools by AMX's tiles (native/tiles.h). A row has the same bits from tile(), which is
-// here, and from direct(): a score is summed in steps of 32 dimensions, a weighted value over a key block in steps of 32
-// keys, whichever of the two operands lies in the rows of the tiles; softmax and blocks are those of the AVX512-BF16 kernel
-// (cpu_bf16.h). Compiled into namespace KVFORGE_ISA, so no inline function with external linkage may be used here.
-#include "paged_attention/cpu_tiles.h"
+// here, and from direct(): a score is summed in steps of 32 dimensions, a weighted value over a key block in chunks of 32
+// keys, whichever of the two operands lies in the rows of the tiles; weights and blocks are made alike
+// (cpu_tile_weights.h, cpu_tile_sums.h). Compiled into namespace KVFORGE_ISA, so no inline function with external linkage
+// may be used here.
+#include "paged_attention/cpu_tile_products.h"
+#include "paged_attention/cpu_tile_sums.h"
+#include "paged_attention/cpu_tile_weights.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kStrip = 32;  // rows of a tile() that are worked on at once, two tiles of them
 constexpr int64_t kTilesOfBlock = kKeyBlock / kRowsOfTile;
+constexpr int64_t kUnit = 64;  // keys that a strip is multiplied with and weighed for in turn
+constexpr int kChunks = kUnit / kStep;
+constexpr int64_t kUnits = kKeyBlock / kUnit;
+// Bytes from a strip's upper rows to its lower ones: of a unit's scores, of a block's weights.
+constexpr int64_t kScoresBelow = kUnit / 16 * kTileBytes, kWeightsBelow = kChunksOfBlock * kTileBytes;
 
 inline __m512i interleave(__m512i even, __m512i odd) { return _mm512_permutex2var_epi16(even, pairs_low(), odd); }
 
-// Packed block: K as [16 keys' tile, step], then V as [16 dimensions' tile, 32 keys' step], each a right operand.
+// Packed block: K as [16 keys' tile, step], then V as [32 keys' chunk, 16 dimensions' column], each a right operand. Of 32
+// keys the first tile has those without a 4 in their number (cpu_tile_weights.h).
 int64_t k_bytes(const AttentionArgs& a) { return kTilesOfBlock * num_steps(a) * kTileBytes; }
 int64_t v_bytes(const AttentionArgs& a) { return kKeyBlock * a.head_dim * 2; }
 int64_t packed_bytes(const AttentionArgs& a) { return k_bytes(a) + v_bytes(a); }
@@ -29,19 +37,21 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, char* k
   const int64_t steps = num_steps(a);
   for (int64_t key = begin; key < begin + kKeyBlock; key += 16)
     for (int64_t s = 0; s < steps; ++s, k_out += kTileBytes) {
-      if (key >= last) {
+      if (key / kStep * kStep >= last) {
         std::memset(k_out, 0, kTileBytes);
         continue;
       }
       __m512i x[16];
-      for (int i = 0; i < 16; ++i)
-        x[i] = needed(key + i) ? load_masked(step_mask(a, s), advance(k + k_offset[key + i - first], s * kStep))
-                               : _mm512_setzero_si512();
+      for (int i = 0; i < 16; ++i) {
+        const int64_t at = key / kStep * kStep + key % kStep / 4 + i / 4 * 8 + i % 4;
+        x[i] = needed(at) ? load_masked(step_mask(a, s), advance(k + k_offset[at - first], s * kStep))
+                          : _mm512_setzero_si512();
+      }
       store_transposed(x, k_out);
     }
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
-    char* out = v_out + (key - begin) / kStep * kTileBytes + (key - begin) % kStep / 2 * kTileRowBytes;
-    for (int64_t d = 0; d < a.head_dim; d += 16, out += kKeyBlock / kStep * kTileBytes) {
+    char* out = v_out + (key - begin) / kStep * (a.head_dim / 16) * kTileBytes + (key - begin) % kStep / 2 * kTileRowBytes;
+    for (int64_t d = 0; d < a.head_dim; d += 16, out += kTileBytes) {
       const __m512i even = needed(key) ? load_masked(0xffff, advance(v + v_offset[key - first], d)) : _mm512_setzero_si512();
       const __m512i odd =
           needed(key + 1) ? load_masked(0xffff, advance(v + v_offset[key + 1 - first], d)) : _mm512_setzero_si512();
@@ -54,43 +64,22 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
   with_pool(a, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, packed, packed + k_bytes(a)); });
 }
 
-// c[32 rows, 32] = a b: two tiles of rows by two of columns, over `steps` tiles of the depth.
-inline void multiply(const char* a, int64_t a_row, int64_t a_below, int64_t a_step, const char* b, int64_t b_beside,
-                     int64_t steps, char* c, int64_t c_row) {
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
-  for (int64_t s = 0; s < steps; ++s, a += a_step, b += kTileBytes) {
-    tile_load<4>(a, a_row);
-    tile_load<6>(b, kTileRowBytes);
-    tile_load<7>(b + b_beside, kTileRowBytes);
-    tile_load<5>(a + a_below, a_row);
-    tile_dot_bf16<0, 4, 6>();
-    tile_dot_bf16<1, 4, 7>();
-    tile_dot_bf16<2, 5, 6>();
-    tile_dot_bf16<3, 5, 7>();
-  }
-  tile_store<0>(c, c_row);
-  tile_store<1>(c + kTileRowBytes, c_row);
-  tile_store<2>(c + kRowsOfTile * c_row, c_row);
-  tile_store<3>(c + kRowsOfTile * c_row + kTileRowBytes, c_row);
+// The scores of chunk `c` of a unit, of row r of a strip, as they are.
+inline ChunkScores scores_of(const char* unit, int64_t r, int64_t c) {
+  const char* const row = unit + r / 16 * kScoresBelow + r % 16 * kTileRowBytes + c * 2 * kTileBytes;
+  return {_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTileBytes)};
 }
 
-// The same by one tile of columns.
-inline void multiply_narrow(const char* a, int64_t a_row, int64_t a_below, int64_t a_step, const char* b,
-                            int64_t steps, char* c, int64_t c_row) {
-  tile_zero<0>();
-  tile_zero<2>();
-  for (int64_t s = 0; s < steps; ++s, a += a_step, b += kTileBytes) {
-    tile_load<4>(a, a_row);
-    tile_load<6>(b, kTileRowBytes);
-    tile_load<5>(a + a_below, a_row);
-    tile_dot_bf16<0, 4, 6>();
-    tile_dot_bf16<2, 5, 6>();
-  }
-  tile_store<0>(c, c_row);
-  tile_store<2>(c + kRowsOfTile * c_row, c_row);
+// The same with K's scales, of chunk `of_block` of the block.
+template <bool Scaled>
+inline ChunkScores scores_of(const char* unit, int64_t r, int64_t c, const ChunkScales* scales, int64_t of_block) {
+  const ChunkScores x = scores_of(unit, r, c);
+  if constexpr (Scaled) return scaled(x, *scales, of_block);
+  return x;
+}
+
+inline char* weights_at(char* weights, int64_t r, int64_t chunk) {
+  return weights + r / 16 * kWeightsBelow + chunk * kTileBytes + r % 16 * kTileRowBytes;
 }
 
 // Lane r of the result is op over the lanes of vectors[r], in the order of _mm512_reduce_add_ps.
@@ -106,168 +95,225 @@ inline __m512 reduce_rows(const __m512* vectors, const Op& op) {
   return x[0];
 }
 
-// Raises the highest of each row's scores, lane by lane, by those of 32 keys; `scales`: of these keys, or null.
-inline void update_highest(const char* scores, const float* scales, __m512* highest) {
-  if (scales == nullptr) {
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow)
-      highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(_mm512_loadu_ps(scores), _mm512_loadu_ps(scores + 64)));
-    return;
-  }
-  const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
-#pragma GCC unroll 4
-  for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow) {
-    const __m512 first = _mm512_mul_ps(_mm512_loadu_ps(scores), low);
-    highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(first, _mm512_mul_ps(_mm512_loadu_ps(scores + 64), high)));
-  }
-}
-
-// softmax_row() of 16 rows that see all keys of a block, with the same bits: a row's two sums across lanes wait for one
-// another, those of 16 rows do not. factor >= 0.
-template <bool Scaled>
-void softmax_rows(const char* scores, const __m512* highest, char* weights, float factor, const BlockScales& scales,
-                  float* tops, float* totals) {
-  const __m512 scale = _mm512_set1_ps(factor);
-  // Rounding keeps the order: the largest score times the factor is the largest product.
-  const auto larger_of = [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); };
-  _mm512_storeu_ps(tops, _mm512_mul_ps(reduce_rows(highest, larger_of), scale));
-  __m512 sums[16];
-  for (int64_t r = 0; r < 16; ++r) {
-    const float* row = reinterpret_cast<const float*>(scores + r * kScoreRow);
-    char* const out = weights + r * kWeightRow;
-    const __m512 peak = _mm512_set1_ps(tops[r]);
-    __m512 total = _mm512_setzero_ps();
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kKeyBlock; j += 32) {
-      const auto weight = [&](int64_t at) {
-        const __m512 score = _mm512_loadu_ps(row + at);
-        return weight_of(Scaled ? _mm512_mul_ps(score, _mm512_loadu_ps(scales.k + at)) : score, scale, peak);
-      };
-      __m512 low = weight(j), high = weight(j + 16);
-      total = _mm512_add_ps(_mm512_add_ps(total, low), high);
-      if (Scaled) {
-        low = _mm512_mul_ps(low, _mm512_loadu_ps(scales.v + j));
-        high = _mm512_mul_ps(high, _mm512_loadu_ps(scales.v + j + 16));
-      }
-      _mm512_storeu_si512(out + j * 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-    }
-    sums[r] = total;
-  }
-  _mm512_storeu_ps(totals, reduce_rows(sums, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
-}
-
-// Rows [begin, end) of a tile over keys [first_key, end_key) of the block of keys that starts at `block`.
+// Rows of a strip and keys of a block, and what is known of them so far. A row sees keys [first, last), numbered from the
+// block's first.
 struct Strip {
-  int64_t begin, end, block, first_key, end_key;
-  int64_t seen, width;  // keys before `seen` count for some row; those of the block that are multiplied
+  int64_t count;                              // rows
+  int64_t first[kStrip], last[kStrip];        // alike for rows that see nothing
+  int64_t latest_first, earliest_last, end;   // of all rows; no row sees key `end` or a later one
+  float factor;                               // of a score, with log2(e)
+  const ChunkScales* scales;                  // or null
+  uint32_t topped = 0;                        // rows that have a top
+  alignas(64) float tops[kStrip], shifts[kStrip];
+  __m512 totals[kStrip];
+
+  // `positions`: of the rows' queries.
+  Strip(const AttentionArgs& a, const int64_t* positions, int64_t rows, int64_t block, int64_t first_key, int64_t end_key,
+        const ChunkScales* chunk_scales)
+      : count(rows), factor(a.scale * a.k_scale * kLog2E), scales(chunk_scales) {
+    const int64_t from = larger(first_key - block, 0), to = smaller(end_key - block, kKeyBlock);
+    const int64_t window = a.window > 0 ? a.window : INT64_MAX / 2;
+    for (int64_t r = 0; r < kStrip; ++r) {
+      const int64_t position = positions[r] - block;
+      last[r] = larger(smaller(to, position + 1), from);
+      first[r] = smaller(larger(from, position - window + 1), last[r]);
+      tops[r] = -__builtin_inff(), shifts[r] = 0, totals[r] = _mm512_setzero_ps();
+    }
+    latest_first = first[0], earliest_last = end = last[0];
+    for (int64_t r = 1; r < count; ++r) {
+      latest_first = larger(latest_first, first[r]);
+      earliest_last = smaller(earliest_last, last[r]);
+      end = first[r] < last[r] ? larger(end, last[r]) : end;
+    }
+    if (first[0] == last[0] && end == last[0]) end = 0;
+  }
+
+  int64_t chunks() const { return (end + kStep - 1) / kStep; }
+
+  bool all_see(int64_t begin, int64_t stop) const { return latest_first <= begin && earliest_last >= stop; }
+
+  void set_top(int64_t r, float top) {
+    topped |= uint32_t{1} << r;
+    tops[r] = top, shifts[r] = -top * kExponentUnit;
+  }
 };
 
-// Whether all rows of a whole strip see all keys of a whole block. The first row sees the fewest of the later keys, the
-// last one those of a window from the latest on.
-bool sees_all(const AttentionArgs& a, const Rows& rows, const Strip& s) {
-  return s.end - s.begin == kStrip && s.block >= s.first_key && s.block + kKeyBlock <= s.end_key &&
-      a.scale * a.k_scale >= 0 && position(a, rows, rows.row_begin + s.begin) >= s.block + kKeyBlock - 1 &&
-      (a.window == 0 || position(a, rows, rows.row_begin + s.end - 1) - a.window < s.block);
+// Tops of all rows by the first chunk of a unit that all of them see.
+template <bool Scaled>
+void first_tops(const char* unit, int64_t chunk, Strip& s) {
+  for (int64_t from = 0; from < kStrip; from += 16) {
+    __m512 highest[16];
+    for (int64_t r = 0; r < 16; ++r) {
+      const ChunkScores x = scores_of<Scaled>(unit, from + r, 0, s.scales, chunk);
+      const __m512 scale = _mm512_set1_ps(s.factor);
+      highest[r] = _mm512_max_ps(_mm512_mul_ps(x.without, scale), _mm512_mul_ps(x.with, scale));
+    }
+    const __m512 tops = reduce_rows(highest, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); });
+    _mm512_store_ps(s.tops + from, tops);
+    _mm512_store_ps(s.shifts + from, _mm512_mul_ps(tops, _mm512_set1_ps(-kExponentUnit)));
+  }
+  s.topped = 0xffffffffu;
 }
 
-void softmax_strip(const AttentionArgs& a, const Rows& rows, const Strip& s, const BlockScales& scales,
-                   const char* scores, char* weights, float* tops, float* totals) {
-  for (int64_t r = 0; r < kStrip; ++r) {
-    bf16* row = reinterpret_cast<bf16*>(weights + r * kWeightRow);
-    int64_t first = 0, last = 0;
-    if (s.begin + r < s.end)
-      visible_keys(a, position(a, rows, rows.row_begin + s.begin + r), larger(s.first_key, s.block), s.seen, &first,
-                   &last);
-    if (first >= last) {
-      std::memset(row, 0, s.width * sizeof(bf16));
-      continue;
+// Weights of a unit, whose first chunk is `chunk`, that all rows see.
+template <bool Scaled>
+void weigh_whole(const char* unit, int64_t chunk, Strip& s, char* weights) {
+  if (s.topped == 0) first_tops<Scaled>(unit, chunk, s);
+  const __m512 scale = _mm512_set1_ps(s.factor * kExponentUnit);
+  for (int64_t half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+    for (int64_t r = half * 16; r < half * 16 + 16; ++r) {
+      const __m512 shift = _mm512_set1_ps(s.shifts[r]);
+      __m512 total = s.totals[r];
+#pragma GCC unroll 2
+      for (int c = 0; c < kChunks; ++c)
+        _mm512_store_si512(
+            weights_at(weights, r, chunk + c),
+            weigh_keys<false, Scaled>(scores_of<Scaled>(unit, r, c, s.scales, chunk + c), scale, shift, 0xffffffffu, s.scales,
+                                      chunk + c, total));
+      s.totals[r] = total;
     }
-    tops[r] = -__builtin_inff();
-    totals[r] = softmax_row(a, reinterpret_cast<const float*>(scores + r * kScoreRow), row, s.width, first - s.block,
-                            last - s.block, scales, tops + r);
   }
 }
 
-int64_t tile_scratch_bytes(const AttentionArgs& a) {
-  return kTileRows * (num_steps(a) * kTileRowBytes + a.head_dim * 4) +
-      kStrip * (kScoreRow + kWeightRow + a.head_dim * 4) + packed_bytes(a);
+// The same where a row sees some of the keys or none.
+template <bool Scaled>
+void weigh_part(const char* unit, int64_t chunk, Strip& s, char* weights) {
+  const __m512 scale = _mm512_set1_ps(s.factor * kExponentUnit);
+  for (int64_t r = 0; r < kStrip; ++r) {
+    const int64_t first = r < s.count ? s.first[r] : 0, last = r < s.count ? s.last[r] : 0;
+    __m512 total = s.totals[r];
+    for (int c = 0; c < kChunks; ++c) {
+      const __mmask32 seen = keys_between((chunk + c) * kStep, first, last);
+      const ChunkScores scores = scores_of<Scaled>(unit, r, c, s.scales, chunk + c);
+      if (seen != 0 && (s.topped >> r & 1) == 0) s.set_top(r, highest_product(scores, seen, s.factor));
+      const __m512 shift = _mm512_set1_ps(s.shifts[r]);
+      _mm512_store_si512(weights_at(weights, r, chunk + c),
+                         weigh_keys<true, Scaled>(scores, scale, shift, seen, s.scales, chunk + c, total));
+    }
+    s.totals[r] = total;
+  }
 }
 
-void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
-          float* partial) {
-  const int64_t count = num_rows(rows), padded = round_up(count, kStrip), dim = a.head_dim, steps = num_steps(a);
-  char* const scores = scratch;  // of one strip
-  char* const weights = scores + kStrip * kScoreRow;
-  float* const fresh = reinterpret_cast<float*>(weights + kStrip * kWeightRow);  // sums over one block
-  float* const acc = fresh + kStrip * dim;
-  char* const q = reinterpret_cast<char*>(acc + kTileRows * dim);  // [16 rows' tile, step]
-  char* const own = q + kTileRows * steps * kTileRowBytes;
-  RowSums sums[kTileRows];
-  for (int64_t r = 0; r < padded; ++r)
+void weigh_unit(const char* unit, int64_t chunk, Strip& s, char* weights) {
+  const int64_t begin = chunk * kStep;
+  const bool whole = (s.topped == 0 || ~s.topped == 0) && s.all_see(begin, begin + kUnit);
+  if (s.scales == nullptr)
+    return whole ? weigh_whole<false>(unit, chunk, s, weights) : weigh_part<false>(unit, chunk, s, weights);
+  return whole ? weigh_whole<true>(unit, chunk, s, weights) : weigh_part<true>(unit, chunk, s, weights);
+}
+
+// again() for the rows of a strip.
+void weigh_again(const char* k, Scores& scores, Strip& s, char* units, char* weights, int64_t key_bytes, float* totals) {
+  for (int64_t c = 0; c < s.chunks(); ++c)
+    scores.multiply(k + c * kStep * key_bytes, units + c / kChunks * 2 * kScoresBelow + c % kChunks * 2 * kTileBytes,
+                    kScoresBelow);
+  scores.finish();
+  for (int64_t r = 0; r < s.count; ++r) {
+    if (s.first[r] == s.last[r]) continue;
+    const auto of_chunk = [&](int64_t c) { return scores_of(units + c / kChunks * 2 * kScoresBelow, r, c % kChunks); };
+    const RowScores<decltype(of_chunk)> row{of_chunk, s.first[r], s.last[r], s.factor, s.scales};
+    again(row, kChunksOfBlock, [&](int64_t c) { return weights_at(weights, r, c); }, s.tops[r], totals[r]);
+  }
+}
+
+struct TileScratch {
+  char *unit, *units, *weights, *sums, *q, *own;
+  float* acc;
+  int64_t bytes;
+
+  TileScratch(const AttentionArgs& a, char* from) {
+    char* at = from;
+    const auto take = [&](int64_t size) {
+      char* const place = at;
+      at += round_up(size, 64);
+      return place;
+    };
+    unit = take(2 * kScoresBelow);               // scores of a unit
+    weights = take(2 * kWeightsBelow);           // of a strip and a block
+    sums = take(kStrip * a.head_dim * 4);        // of the same
+    acc = reinterpret_cast<float*>(take(kTileRows * a.head_dim * 4));  // over all blocks so far
+    q = take(kTileRows * num_steps(a) * kTileRowBytes);                // [16 rows' tile, step]
+    units = take(kUnits * 2 * kScoresBelow);     // scores of a whole block, for weigh_again()
+    own = take(packed_bytes(a));
+    bytes = at - from;
+  }
+};
+
+int64_t tile_scratch_bytes(const AttentionArgs& a) { return TileScratch(a, nullptr).bytes; }
+
+void take_queries(const AttentionArgs& a, const Rows& rows, char* q) {
+  const int64_t count = num_rows(rows), steps = num_steps(a);
+  for (int64_t r = 0; r < round_up(count, kStrip); ++r)
     for (int64_t s = 0; s < steps; ++s) {
-      char* place = q + (r / kRowsOfTile * steps + s) * kTileBytes + r % kRowsOfTile * kTileRowBytes;
       __m512i x = _mm512_setzero_si512();
       if (r < count) {
         const bf16* from = static_cast<const bf16*>(a.q) + query_offset(a, rows, rows.row_begin + r);
         x = load_masked(step_mask(a, s), from + s * kStep);
       }
-      _mm512_storeu_si512(place, x);
+      _mm512_storeu_si512(q + (r / kRowsOfTile * steps + s) * kTileBytes + r % kRowsOfTile * kTileRowBytes, x);
     }
-  for (int64_t r = 0; r < count; ++r) sums[r].sums = acc + r * dim;
-  std::memset(acc, 0, padded * dim * sizeof(float));
+}
+
+// Adds a block of keys to the sums of the rows of a strip.
+void attend_block(const AttentionArgs& a, Strip& s, const char* q, const char* k, const char* v, const TileScratch& at,
+                  SixteenRows* sixteen, float* acc) {
+  const int64_t key_bytes = num_steps(a) * kTileRowBytes;
+  Scores scores(q, num_steps(a));
+  forget_invalid();
+  for (int64_t chunk = 0; chunk < s.chunks(); chunk += kChunks) {
+    for (int64_t c = 0; c < kChunks; ++c)
+      scores.multiply(k + (chunk + c) * kStep * key_bytes, at.unit + c * 2 * kTileBytes, kScoresBelow);
+    scores.finish();
+    weigh_unit(at.unit, chunk, s, at.weights);
+  }
+  alignas(64) float totals[kStrip];
+  for (int64_t from = 0; from < kStrip; from += 16)
+    _mm512_store_ps(totals + from,
+                    reduce_rows(s.totals + from, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
+  if (any_again(s.tops, totals, kStrip))
+    weigh_again(k, scores, s, at.units, at.weights, key_bytes, totals);
+  WeightedValues(a.head_dim / 16, s.chunks()).multiply(at.weights, kWeightsBelow, v, at.sums);
+  for (int64_t half = 0; half < 2; ++half) {
+    sixteen[half].add(_mm512_load_ps(s.tops + half * 16), _mm512_load_ps(totals + half * 16));
+    for (int64_t r = 0; r < smaller(16, s.count - half * 16); ++r)
+      sixteen[half].add_sums(r, acc + (half * 16 + r) * a.head_dim,
+                             reinterpret_cast<const float*>(at.sums + half * kTileBytes + r * kTileRowBytes),
+                             2 * kTileBytes / 4, a.head_dim);
+  }
+}
+
+void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
+          float* partial) {
+  const int64_t count = num_rows(rows), dim = a.head_dim;
+  const TileScratch at(a, scratch);
+  SixteenRows sixteen[kTileRows / 16];
+  int64_t positions[kTileRows];
+  for (int64_t r = 0; r < kTileRows; ++r) positions[r] = position(a, rows, rows.row_begin + r);
+  take_queries(a, rows, at.q);
+  std::memset(at.acc, 0, count * dim * sizeof(float));
   configure_tiles();
   for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
-    if (packed == nullptr) pack(a, rows, block, own);
-    const char* k = packed == nullptr ? own : packed;
-    const char* v = k + k_bytes(a);
+    if (packed == nullptr) pack(a, rows, block, at.own);
+    const char* const k = packed == nullptr ? at.own : packed;
     if (packed != nullptr) packed += packed_bytes(a);
     float key_scales[kScaleFloats];
     const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
                                              smaller(block + kKeyBlock, rows.end_key), key_scales);
-    for (int64_t strip = 0; strip < count; strip += kStrip) {
-      const int64_t stop = smaller(strip + kStrip, count);
-      // The strip's last row sees the most keys; the strip's work ends where these end.
-      const int64_t seen = smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + stop - 1) + 1);
-      if (seen <= block) continue;
-      const int64_t width = round_up(seen - block, kStep);
-      const Strip s{strip, stop, block, begin, end, seen, width};
-      const bool all_seen = sees_all(a, rows, s);
-      __m512 highest[kStrip];
-      for (__m512& h : highest) h = _mm512_set1_ps(-__builtin_inff());
-      const auto raise = [&](int64_t j) {
-        update_highest(scores + j * 4, scales.k == nullptr ? nullptr : scales.k + j, highest);
-      };
-      for (int64_t j = 0; j < width; j += 32) {
-        multiply(q + strip / kRowsOfTile * steps * kTileBytes, kTileRowBytes, steps * kTileBytes, kTileBytes,
-                 k + j / kRowsOfTile * steps * kTileBytes, steps * kTileBytes, steps, scores + j * 4, kScoreRow);
-        // By the product before, which is in memory while tiles compute this one.
-        if (all_seen && j > 0) raise(j - 32);
-      }
-      float top[kStrip], total[kStrip] = {};
-      if (all_seen) {
-        raise(kKeyBlock - 32);
-        const auto softmax = scales.k == nullptr ? softmax_rows<false> : softmax_rows<true>;
-        for (int64_t r = 0; r < kStrip; r += kRowsOfTile)
-          softmax(scores + r * kScoreRow, highest + r, weights + r * kWeightRow, a.scale * a.k_scale * kLog2E, scales,
-                  top + r, total + r);
-      } else {
-        softmax_strip(a, rows, s, scales, scores, weights, top, total);
-      }
-      constexpr int64_t kColumn = kKeyBlock / kStep * kTileBytes;  // 16 dimensions of a packed block's values
-      int64_t d = 0;
-      for (; d + 32 <= dim; d += 32)
-        multiply(weights, kWeightRow, kRowsOfTile * kWeightRow, kStep * 2, v + d / 16 * kColumn, kColumn, width / kStep,
-                 reinterpret_cast<char*>(fresh + d), dim * 4);
-      if (d < dim)
-        multiply_narrow(weights, kWeightRow, kRowsOfTile * kWeightRow, kStep * 2, v + d / 16 * kColumn, width / kStep,
-                        reinterpret_cast<char*>(fresh + d), dim * 4);
-      for (int64_t r = strip; r < stop; ++r)
-        add_block(sums[r], fresh + (r - strip) * dim, top[r - strip], total[r - strip], dim);
+    ChunkScales of_chunks;
+    const ChunkScales* const chunk_scales = of_chunks.take(scales);
+    for (int64_t row = 0; row < count; row += kStrip) {
+      Strip s(a, positions + row, smaller(kStrip, count - row), block, begin, end, chunk_scales);
+      if (s.end == 0) continue;
+      attend_block(a, s, at.q + row * num_steps(a) * kTileRowBytes, k, k + k_bytes(a), at, sixteen + row / 16,
+                   at.acc + row * dim);
     }
   }
   release_tiles();
-  for (int64_t r = 0; r < count; ++r)
-    finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
+  for (int64_t r = 0; r < count; ++r) {
+    const SixteenRows& some = sixteen[r / 16];
+    finish_row(a, rows, rows.row_begin + r, at.acc + r * dim, some.tops[r % 16], some.totals[r % 16], partial);
+  }
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t) {
@@ -279,7 +325,7 @@ int64_t scratch_bytes(const AttentionArgs& a, int64_t) {
 namespace KVFORGE_ISA {
 
 extern const AttentionKernel bf16_kernel = {
-    packed_bytes, scratch_bytes, pack, tile, tiles_direct, merge_blocks, true, kRowsOfTile};
+    packed_bytes, scratch_bytes, pack, tile, tiles_direct, merge_rows, true, kRowsOfTile};
 
 }  // namespace KVFORGE_ISA
 }  // namespace kvforge

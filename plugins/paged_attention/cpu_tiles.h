@@ -4,6 +4,7 @@
 
 #include "native/tiles.h"
 #include "paged_attention/cpu_bf16_load.h"
+#include "paged_attention/cpu_groups.h"
 #include "paged_attention/cpu_transpose.h"
 
 namespace kvforge {
@@ -19,7 +20,7 @@ void tiles_direct(const AttentionArgs& args, const DirectWork& work, const Direc
 namespace {
 
 constexpr int64_t kStep = 32;  // dimensions or keys of a product of tiles
-// Bytes from row to row: an odd number of cache lines, so that the rows of a tile lie in different sets of the cache.
+// Bytes from row to row of direct(): an odd number of cache lines, so that the rows of a tile lie in different sets of the cache.
 constexpr int64_t kScoreRow = (kKeyBlock + 16) * 4;
 constexpr int64_t kWeightRow = (kKeyBlock + 32) * 2;
 

@@ -5,7 +5,7 @@
 
 #include "paged_attention/cpu_ahead.h"
 #include "paged_attention/cpu_groups.h"
-#include "paged_attention/cpu_tiles.h"
+#include "paged_attention/cpu_tile_weights.h"
 
 namespace kvforge {
 namespace {
@@ -142,24 +142,43 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
     ahead.fetch(with_softmax);
   }
   float tops[kRowsOfTile], totals[kRowsOfTile] = {}, key_scales[kScaleFloats];
-  BlockScales scales;
+  ChunkScales of_chunks;
+  const ChunkScales* scales = nullptr;
+  const auto with_row = [&](int64_t r, const auto& use) {
+    const Rows& head = heads[r / rows];
+    if (r % rows == 0) scales = of_chunks.take(gather_scales(a, head, base, begin, end, key_scales));
+    int64_t first, last;
+    visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
+    const auto of_chunk = [&](int64_t c) -> ChunkScores {
+      const char* const at_chunk = at.turned + r * kScoreRow + c * kStep * 4;
+      const __m512 x = _mm512_loadu_ps(at_chunk), y = _mm512_loadu_ps(at_chunk + 64);
+      return {without_four(x, y), with_four(x, y)};
+    };
+    const auto place = [&](int64_t c) { return at.weights + r * kWeightRow + c * kTileRowBytes; };
+    use(RowScores<decltype(of_chunk)>{of_chunk, first - base, last - base, a.scale * a.k_scale * kLog2E, scales}, place);
+  };
+  forget_invalid();
   for (int64_t r = 0; r < kRowsOfTile; ++r) {
-    bf16* const row = reinterpret_cast<bf16*>(at.weights + r * kWeightRow);
     tops[r] = -__builtin_inff();
-    int64_t first = 0, last = 0;
-    if (r < all) {
-      const Rows& head = heads[r / rows];
-      if (r % rows == 0) scales = gather_scales(a, head, base, begin, end, key_scales);
-      visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
-    }
-    if (first >= last) {
-      std::memset(row, 0, padded * sizeof(bf16));
+    if (r >= all) {
+      std::memset(at.weights + r * kWeightRow, 0, padded * sizeof(bf16));
       continue;
     }
-    totals[r] = softmax_row(a, reinterpret_cast<const float*>(at.turned + r * kScoreRow), row, padded, first - base,
-                            last - base, scales, tops + r);
+    with_row(r, [&](const auto& row, const auto& place) {
+      if (row.first < row.last) {
+        tops[r] = row.top();
+        totals[r] = row.weigh(tops[r], padded / kStep, place);
+      } else {
+        std::memset(place(0), 0, padded * sizeof(bf16));
+      }
+    });
     ahead.fetch(with_softmax);
   }
+  if (any_again(tops, totals, kRowsOfTile))
+    for (int64_t r = 0; r < all; ++r)
+      with_row(r, [&](const auto& row, const auto& place) {
+        if (row.first < row.last) again(row, padded / kStep, place, tops[r], totals[r]);
+      });
 
   for (int64_t h = 0; h < count; ++h) {
     const int64_t shift = heads[h].kv_head * a.v.head_stride;

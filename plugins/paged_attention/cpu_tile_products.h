@@ -1,0 +1,124 @@
+// The products of tiles that attention is made of, for strips of 32 rows. A tile is stored while the next ones are
+// computed: a store that waits for its product holds up the products behind it. Tiles that stand still for some 1000 cycles
+// take 1000 more to wake up, so a strip's work changes often between products and weights. Everything here has
+// internal linkage (see cpu_bf16.h).
+#pragma once
+
+#include "paged_attention/cpu_tiles.h"
+
+namespace kvforge {
+namespace {
+
+constexpr int64_t kStrip = 32;  // rows of a tile() that are worked on at once, two tiles of them
+
+// Scores of a strip's queries, [2 tiles of rows, step], and keys, [2 tiles of 16 keys, step] of 32.
+class Scores {
+ public:
+  Scores(const char* q, int64_t steps) : q_(q), steps_(steps) {}
+
+  // out[2 tiles of rows, tile of keys]; from row to row of it `below` bytes. It is whole after finish().
+  void multiply(const char* k, char* out, int64_t below) {
+    below_ = below;
+    two_tiles<0, 1, 2, 3>(k, out);
+    two_tiles<2, 3, 0, 1>(k + steps_ * kTileBytes, out + kTileBytes);
+  }
+
+  void finish() {
+    if (late_ == nullptr) return;
+    tile_store<2>(late_, kTileRowBytes);
+    tile_store<3>(late_ + below_, kTileRowBytes);
+    late_ = nullptr;
+  }
+
+ private:
+  template <int Upper, int Lower, int LateUpper, int LateLower>
+  inline __attribute__((always_inline)) void two_tiles(const char* k, char* out) {
+    const char* q = q_;
+    tile_zero<Upper>();
+    tile_zero<Lower>();
+    for (int64_t s = 0; s < steps_; ++s, k += kTileBytes, q += kTileBytes) {
+      tile_load_once<7>(k, kTileRowBytes);
+      tile_load<4>(q, kTileRowBytes);
+      tile_dot_bf16<Upper, 4, 7>();
+      tile_load<6>(q + steps_ * kTileBytes, kTileRowBytes);
+      tile_dot_bf16<Lower, 6, 7>();
+      if (s > 0 || late_ == nullptr) continue;
+      tile_store<LateUpper>(late_, kTileRowBytes);
+      tile_store<LateLower>(late_ + below_, kTileRowBytes);
+    }
+    late_ = out;
+  }
+
+  const char* const q_;
+  const int64_t steps_;
+  char* late_ = nullptr;
+  int64_t below_ = 0;
+};
+
+// sums[16 dimensions' column, 2 tiles of rows] = weights[2 tiles of rows, chunk] v[chunk, column] over the first `chunks`
+// chunks of a block; from one tile of rows of the weights to the other `below` bytes.
+class WeightedValues {
+ public:
+  WeightedValues(int64_t columns, int64_t chunks) : columns_(columns), chunks_(chunks) {}
+
+  void multiply(const char* weights, int64_t below, const char* v, char* sums) {
+    char* late = nullptr;
+    int64_t column = 0;
+    for (; column + 2 <= columns_; column += 2) {
+      two_columns(weights, below, v + column * kTileBytes, late);
+      late = sums + column * 2 * kTileBytes;
+    }
+    if (late != nullptr) {
+      tile_store<0>(late, kTileRowBytes);
+      tile_store<1>(late + 2 * kTileBytes, kTileRowBytes);
+      tile_store<2>(late + kTileBytes, kTileRowBytes);
+      tile_store<3>(late + 3 * kTileBytes, kTileRowBytes);
+    }
+    if (column < columns_) one_column(weights, below, v + column * kTileBytes, sums + column * 2 * kTileBytes);
+  }
+
+ private:
+  // Leaves the sums in tiles 0 to 3, after those for `late` are stored.
+  void two_columns(const char* weights, int64_t below, const char* v, char* late) const {
+    const auto start = [&](auto tile, int64_t offset) __attribute__((always_inline)) {
+      if (late != nullptr) tile_store<tile.value>(late + offset, kTileRowBytes);
+      tile_zero<tile.value>();
+    };
+    const auto step = [&](bool first) __attribute__((always_inline)) {
+      tile_load<4>(weights, kTileRowBytes);
+      tile_load_once<6>(v, kTileRowBytes);
+      if (first) start(Count<0>(), 0);
+      tile_dot_bf16<0, 4, 6>();
+      tile_load_once<7>(v + kTileBytes, kTileRowBytes);
+      if (first) start(Count<1>(), 2 * kTileBytes);
+      tile_dot_bf16<1, 4, 7>();
+      tile_load<5>(weights + below, kTileRowBytes);
+      if (first) start(Count<2>(), kTileBytes);
+      tile_dot_bf16<2, 5, 6>();
+      if (first) start(Count<3>(), 3 * kTileBytes);
+      tile_dot_bf16<3, 5, 7>();
+      weights += kTileBytes, v += columns_ * kTileBytes;
+    };
+    step(true);
+    for (int64_t c = 1; c < chunks_; ++c) step(false);
+  }
+
+  void one_column(const char* weights, int64_t below, const char* v, char* sums) const {
+    tile_zero<0>();
+    tile_zero<2>();
+    for (int64_t c = 0; c < chunks_; ++c, weights += kTileBytes, v += columns_ * kTileBytes) {
+      tile_load<4>(weights, kTileRowBytes);
+      tile_load_once<6>(v, kTileRowBytes);
+      tile_load<5>(weights + below, kTileRowBytes);
+      tile_dot_bf16<0, 4, 6>();
+      tile_dot_bf16<2, 5, 6>();
+    }
+    tile_store<0>(sums, kTileRowBytes);
+    tile_store<2>(sums + kTileBytes, kTileRowBytes);
+  }
+
+  const int64_t columns_, chunks_;
+};
+
+}  // namespace
+}  // namespace kvforge
