@@ -107,6 +107,15 @@ def infer_request(template: bytes, request_id: str, prompt: bytes) -> service_pb
     return request
 
 
+def stop_request(request_id: str) -> service_pb2.ModelInferRequest:
+    """The message that ends a request with the tokens it has; it has no response of its own."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id=request_id)
+    _add(request, "stop", "BOOL", _one(True, np.bool_))
+    for name in ("input_ids", "input_lengths", "request_output_len"):  # which the model requires
+        _add(request, name, "INT32", _one(1, np.int32))
+    return request
+
+
 # Field of SamplingParams, tensor, datatype, numpy's, and the value that need not be sent.
 _OPTIONAL: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("n", "num_return_sequences", "INT32", np.int32, 1),

@@ -1,5 +1,11 @@
-"""Calls to Triton: one gRPC stream per prompt, cancelled by closing its iterator."""
+"""Calls to Triton: one gRPC stream per prompt, ended by closing its iterator.
 
+A stream that a response is just written to is not cancelled: tritonserver 2.51 can lock itself up then
+(docs/load-testing.md). A request whose client has gone is stopped, and its stream read to its end.
+"""
+
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
 import grpc
@@ -7,7 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvforge.gateway.engine_errors import from_outcome, from_rpc_error, from_triton_error
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.tensors import MODEL, ResponseTokens, read_response
+from kvforge.gateway.tensors import MODEL, ResponseTokens, read_response, stop_request
 from kvforge.serving.contract.response_fields import ERROR
 
 _OPTIONS = (
@@ -17,6 +23,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 READY_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 5.0
+"""What a stopped request has to end by itself."""
 
 
 class Triton:
@@ -25,20 +33,26 @@ class Triton:
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(
         self, request: service_pb2.ModelInferRequest, names: Mapping[str, str] | None = None
     ) -> AsyncGenerator[ResponseTokens, None]:
         """Send a request and yield its pieces as they are read; a slow reader slows the stream, not the memory.
 
-        `names` are those of the request's fields in an error. Raises ApiError. Closing the iterator early cancels the
+        `names` are those of the request's fields in an error. Raises ApiError. Closing the iterator early stops the
         request.
         """
         call = self._stub.ModelStreamInfer()
+        reading: asyncio.Future | None = None
         try:
             await call.write(request)
             await call.done_writing()
-            while (response := await call.read()) is not grpc.aio.EOF:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                response = await asyncio.shield(reading)  # a read that is cancelled cancels its call
+                if response is grpc.aio.EOF:
+                    break
                 if response.error_message:
                     raise from_triton_error(response.error_message)
                 piece = read_response(response.infer_response)
@@ -48,10 +62,35 @@ class Triton:
                     yield piece
             if await call.code() is not grpc.StatusCode.OK:
                 raise from_rpc_error(await call.code(), await call.details())
+        except ApiError:
+            call.cancel()
+            raise
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error.code(), error.details() or "") from None
         finally:
+            if reading is None:
+                call.cancel()
+            elif not call.done():
+                task = asyncio.ensure_future(self._stop(request.id, call, reading))
+                self._stopping.add(task)
+                task.add_done_callback(self._stopping.discard)
+
+    async def _stop(self, request_id: str, call: grpc.aio.StreamStreamCall, reading: asyncio.Future) -> None:
+        """End a request that nobody reads any more."""
+
+        async def read_to_the_end() -> None:
+            async for _ in self._stub.ModelStreamInfer(iter([stop_request(request_id)])):
+                pass
+            response = await reading
+            while response is not grpc.aio.EOF:
+                response = await call.read()
+
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
+                await asyncio.wait_for(read_to_the_end(), STOP_TIMEOUT_S)
+        finally:
             call.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def is_ready(self) -> bool:
         """Whether the server says that it and the engine's model are loaded."""
@@ -65,6 +104,9 @@ class Triton:
             return False
 
     async def close(self) -> None:
+        for task in self._stopping:
+            task.cancel()
+        await asyncio.gather(*self._stopping, return_exceptions=True)
         await self._channel.close()
 
 

@@ -1,7 +1,9 @@
 """A streaming client for `ensemble` and `tensorrt_llm` over Triton's own gRPC client."""
 
+import contextlib
 import queue
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.server.repository import repository_templates
@@ -20,6 +23,9 @@ _NUMPY = {
     "FP16": np.float16, "UINT8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 _INPUT = re.compile(r'name: "(\w+)" data_type: TYPE_(\w+)')
+STOP_TIMEOUT_S = 2.0
+"""What a stopped request has to end by itself."""
+_STOP = {"stop": True, "input_ids": [0], "input_lengths": 1, "request_output_len": 1}
 
 
 @cache
@@ -57,6 +63,7 @@ class StreamingClient:
     def __init__(self, grpc_url: str) -> None:
         self._client = grpcclient.InferenceServerClient(grpc_url)
         self._responses: queue.SimpleQueue[tuple[Any, Any, float]] = queue.SimpleQueue()
+        self._running: str | None = None
         self._client.start_stream(lambda result, error: self._responses.put((result, error, time.monotonic())))
 
     def generate(
@@ -69,7 +76,8 @@ class StreamingClient:
         self, model: str, tensors: list[grpcclient.InferInput], request_id: str = "", timeout_s: float = 300.0
     ) -> Iterator[StreamResponse]:
         """`generate` for tensors made by the caller. The request leaves before the first response is asked for."""
-        self._client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+        self._running = request_id or secrets.token_hex(8)
+        self._client.async_stream_infer(model, tensors, request_id=self._running, enable_empty_final_response=True)
         return self._receive(timeout_s)
 
     def _receive(self, timeout_s: float) -> Iterator[StreamResponse]:
@@ -79,23 +87,41 @@ class StreamingClient:
             except queue.Empty:
                 raise KvforgeError(f"the server sent nothing for {timeout_s:.0f} s") from None
             if error is not None:
+                self._running = None
                 raise KvforgeError(str(error))
             response = result.get_response()
             final = response.parameters["triton_final_response"].bool_param
             tensors = {output.name: result.as_numpy(output.name) for output in response.outputs}
+            if final:
+                self._running = None
             if tensors:
                 yield StreamResponse(tensors, final, arrived)
             if final:
                 return
 
     def cancel(self) -> None:
-        """Cancel what is running and end the stream."""
+        """Cancel what is running and end the stream. tritonserver 2.51 can lock itself up where it is just writing a
+        response (docs/load-testing.md)."""
+        self._running = None
         self._client.stop_stream(cancel_requests=True)
 
     def close(self) -> None:
-        """End the stream; idempotent. A request still running is cancelled."""
+        """End the stream; idempotent. A request still running is stopped, and cancelled where that does not help."""
+        if self._running is not None:
+            self._stop(self._running)
         self._client.stop_stream(cancel_requests=True)
         self._client.close()
+
+    def _stop(self, request_id: str) -> None:
+        """End a request with the tokens it has, and read to its end."""
+        until = time.monotonic() + STOP_TIMEOUT_S
+        with contextlib.suppress(InferenceServerException, KvforgeError):
+            tensors = [_tensor(name, value) for name, value in _STOP.items()]
+            self._client.async_stream_infer("tensorrt_llm", tensors, request_id=request_id)
+            for _ in self._receive(STOP_TIMEOUT_S):
+                if time.monotonic() > until:
+                    break
+        self._running = None
 
     def __enter__(self) -> "StreamingClient":
         return self

@@ -326,6 +326,7 @@ class Stub:
             else:
                 for chunk in active.take():
                     self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
+                    self._senders.goes_on()
                     if chunk.final:
                         self._complete(active)
         except BaseException as error:

@@ -363,6 +363,7 @@ class TextServer:
                     answer.sender.send(self._pb.InferenceResponse(tensors), flags=flags)
                     if piece.final:
                         self._is_over(answer)
+                self._senders.goes_on()
             failure = answer.take_failure()
         except BaseException as error:
             self._link.cancel(answer.key)

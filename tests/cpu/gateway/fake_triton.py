@@ -52,6 +52,10 @@ class Request:
     outputs: list[str]
     parameters: dict[str, Any]
     cancelled: bool = False
+    """It was ended by its client, with a `stop` or with its stream."""
+    broken: bool = False
+    """Its stream was cancelled."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def value(self, name: str) -> Any:
         return self.tensors[name].reshape(-1)[0].item()
@@ -85,6 +89,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def reset(self) -> None:
         self.requests: list[Request] = []
         self.ready = True
+        self.heeds_stop = True
         self.script: Script = lambda request: bytes_of("hello", request)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
@@ -98,10 +103,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         assert "triton_grpc_error" not in dict(context.invocation_metadata())
         async for message in requests:
             request = _read(message)
+            if "stop" in request.tensors:
+                for other in self.requests:
+                    if other.id == request.id and self.heeds_stop:
+                        other.stopped.set()
+                return
             self.requests.append(request)
             collected: dict[int, Row] = {}
             try:
-                async for row in self.script(request):
+                async for row in _until_stopped(self.script(request), request):
                     if isinstance(row, Refusal):
                         yield _error(request, row)
                         return
@@ -110,10 +120,28 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                     else:
                         _collect(collected, row)
             except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: cancelled while a response was written
-                request.cancelled = True
+                request.cancelled = request.broken = True
                 raise
             for row in collected.values():
                 yield _response(request, row)
+
+
+async def _until_stopped(rows: AsyncIterator[Row | Refusal], request: Request) -> AsyncIterator[Row | Refusal]:
+    """What a script gives before a `stop`, whatever it waits for then."""
+    stopped = asyncio.ensure_future(request.stopped.wait())
+    try:
+        while True:
+            row = asyncio.ensure_future(anext(rows))
+            await asyncio.wait((row, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                request.cancelled = True
+                row.cancel()
+                return
+            yield row.result()
+    except StopAsyncIteration:
+        return
+    finally:
+        stopped.cancel()
 
 
 def _collect(rows: dict[int, Row], row: Row) -> None:

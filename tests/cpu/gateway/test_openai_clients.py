@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvforge.gateway import triton as triton_module
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import COMPLETION, call, connect, endless, post, read_to_end, send_request, wait_until
 
@@ -24,7 +25,14 @@ def test_request_ids(url: str, triton: FakeTriton) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_disconnect_cancels(url: str, triton: FakeTriton, stream: bool) -> None:
+@pytest.mark.parametrize("heeds_stop", [True, False])
+def test_disconnect_ends_requests(
+    url: str, triton: FakeTriton, stream: bool, heeds_stop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a `stop`: a stream that goes on is cancelled only where that does not help (docs/load-testing.md)."""
+    if not heeds_stop:
+        monkeypatch.setattr(triton_module, "STOP_TIMEOUT_S", 0.1)
+    triton.heeds_stop = heeds_stop
     triton.script = endless()
     with connect(url) as sock:
         send_request(sock, {**COMPLETION, "prompt": ["x", "y"], "stream": stream})
@@ -32,6 +40,7 @@ def test_disconnect_cancels(url: str, triton: FakeTriton, stream: bool) -> None:
         if stream:
             assert sock.recv(10)
     wait_until(lambda: all(request.cancelled for request in triton.requests))
+    assert [request.broken for request in triton.requests] == [not heeds_stop] * 2
 
 
 def wordy(num_rows: int | None) -> Callable:
