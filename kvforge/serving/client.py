@@ -67,16 +67,17 @@ class StreamingClient:
         self._client.start_stream(lambda result, error: self._responses.put((result, error, time.monotonic())))
 
     def generate(
-        self, model: str, inputs: Mapping[str, Any], request_id: str = "", timeout_s: float = 300.0
+        self, model: str, inputs: Mapping[str, Any], request_id: str | None = None, timeout_s: float = 300.0
     ) -> Iterator[StreamResponse]:
-        """Send one request and yield its responses. Raises KvforgeError with the server's message."""
+        """Send one request and yield its responses. Without an id it has one of its own, by which `close` ends it.
+        Raises KvforgeError with the server's message."""
         return self.send(model, [_tensor(name, value) for name, value in inputs.items()], request_id, timeout_s)
 
     def send(
-        self, model: str, tensors: list[grpcclient.InferInput], request_id: str = "", timeout_s: float = 300.0
+        self, model: str, tensors: list[grpcclient.InferInput], request_id: str | None = None, timeout_s: float = 300.0
     ) -> Iterator[StreamResponse]:
         """`generate` for tensors made by the caller. The request leaves before the first response is asked for."""
-        self._running = request_id or secrets.token_hex(8)
+        self._running = secrets.token_hex(8) if request_id is None else request_id
         self._client.async_stream_infer(model, tensors, request_id=self._running, enable_empty_final_response=True)
         return self._receive(timeout_s)
 
@@ -107,7 +108,7 @@ class StreamingClient:
 
     def close(self) -> None:
         """End the stream; idempotent. A request still running is stopped, and cancelled where that does not help."""
-        if self._running is not None:
+        if self._running:
             self._stop(self._running)
         self._client.stop_stream(cancel_requests=True)
         self._client.close()

@@ -109,7 +109,7 @@ def test_stop_with_the_same_id(server: TritonServer, freed, model: str, streamin
 
 def test_stop_without_an_id_is_refused(server: TritonServer) -> None:
     with StreamingClient(server.grpc_url) as client, pytest.raises(KvforgeError, match="give both requests an id"):
-        list(client.generate("tensorrt_llm", ask("tensorrt_llm", [], 0, stop=True)))
+        list(client.generate("tensorrt_llm", ask("tensorrt_llm", [], 0, stop=True), request_id=""))
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
