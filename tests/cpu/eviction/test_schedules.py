@@ -68,7 +68,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "shape"), CASES)
-def test_texts_and_kept_tokens_over_schedules_equal_those_alone(rule, shape, seeds):
+def test_texts_and_kept_tokens_over_schedules_equal_those_alone(rule, shape, seeds, full):
     policy = parse(RULES[rule])
     session, counts = make_session(RULES[rule], shape), Counter()
     for seed in seeds(8, 200):
@@ -104,4 +104,4 @@ def test_texts_and_kept_tokens_over_schedules_equal_those_alone(rule, shape, see
             evictions=stats["num_evictions"], preempted=stats["num_preemptions"], reused=stats["num_reused_tokens"]
         )
     print(counts)
-    assert counts["evictions"] > 1 and counts["preempted"] > 0, counts
+    assert counts["evictions"] > (5 if full else 1) and counts["preempted"] > (2 if full else 0), counts

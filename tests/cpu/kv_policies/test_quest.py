@@ -142,7 +142,7 @@ def test_a_budget_that_covers_the_prompt_gives_the_bits_of_full_attention(shape:
 
 
 @pytest.mark.parametrize("shape", [{"cut": 3, "num_layers": 3}, {"cut": 1}])
-def test_texts_over_schedules_equal_those_alone(shape: dict, seeds: Seeds) -> None:
+def test_texts_over_schedules_equal_those_alone(shape: dict, seeds: Seeds, full: bool) -> None:
     session, counts = small_session({"kv_policy": "quest:budget=4,chunk_size=2"}, head_dim=10, **shape), Counter()
     for seed in seeds(12, 200):
         rng = random.Random(seed)
@@ -174,7 +174,7 @@ def test_texts_over_schedules_equal_those_alone(shape: dict, seeds: Seeds) -> No
         stats = engine.stats()
         assert stats["num_used_pages"] == stats["num_used_state_pages"] == 0 == stats["num_failed_steps"]
         counts.update(preempted=stats["num_preemptions"], transitions=stats["num_transitions"])
-    assert counts["transitions"] > 3 and counts["preempted"] > 0, counts
+    assert counts["transitions"] > (10 if full else 3) and counts["preempted"] > (2 if full else 0), counts
 
 
 @pytest.mark.parametrize("shape", [{"cut": 3, "num_layers": 3}, {"cut": 1}])

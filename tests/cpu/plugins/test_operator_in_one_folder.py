@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import plugins
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "tests" / "support" / "extensions" / "operators"
@@ -20,7 +20,7 @@ TWENTY = ",".join(map(str, range(20)))
 def python(*arguments: str, folder: Path = FOLDER, **environment: str) -> subprocess.CompletedProcess:
     """Python in a process of its own, where the folder's operators are found."""
     env = os.environ | {"KVFORGE_PLUGIN_PATH": str(folder), "PYTHONPATH": str(ROOT)} | environment
-    return subprocess.run([sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True)
+    return warm.run(arguments, env)
 
 
 def output(*arguments: str, **environment: str) -> str:

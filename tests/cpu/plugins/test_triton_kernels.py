@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 import plugins
+from tests.support import warm
 
 NUM_CASES, NUM_FULL_CASES = 37, 320
 WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.backends]
@@ -15,22 +14,9 @@ WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" 
 
 def run(name: str, seeds: list[int]) -> list[dict]:
     """Runs cases in a process of its own: the interpreter replaces Triton's language for the whole process."""
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore::RuntimeWarning",
-            "-m",
-            "tests.support.cuda.triton_cases",
-            name,
-            ",".join(map(str, seeds)),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": "."},
-        cwd=os.path.dirname(os.path.dirname(plugins.__file__)),
-        check=False,
-    )
+    arguments = ["-W", "ignore::RuntimeWarning", "-m", "tests.support.cuda.triton_cases"]
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": "."}
+    result = warm.run([*arguments, name, ",".join(map(str, seeds))], env)
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
 

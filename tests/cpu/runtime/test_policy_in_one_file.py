@@ -69,7 +69,7 @@ def brute_force(policy, prompt, params):
     return tokens[len(prompt) :], reason
 
 
-def test_tokens_equal_brute_force_on_random_schedules(seeds):
+def test_tokens_equal_brute_force_on_random_schedules(seeds, full):
     """Preemption, shared prefixes, chunks, priorities, cancellations, down to the fewest pages for one sequence."""
     counts = Counter()
     for seed in seeds(80, 400):
@@ -100,7 +100,7 @@ def test_tokens_equal_brute_force_on_random_schedules(seeds):
             transitions=stats["num_transitions"], preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"], aborted=len(aborted),
         )  # fmt: skip
-    assert counts["transitions"] > 200 and min(counts.values()) > 6, counts
+    assert counts["transitions"] > (500 if full else 200) and min(counts.values()) > (20 if full else 6), counts
 
 
 def test_sequences_longer_than_the_pool():

@@ -27,7 +27,7 @@ def draft_model(rng):
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "adversary"])
-def test_tokens_equal_plain_decoding(method, seeds, caplog):
+def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
     counts, kinds = Counter(), Counter()
     for seed in seeds(40, 200):
         rng = random.Random(seed)
@@ -82,6 +82,6 @@ def test_tokens_equal_plain_decoding(method, seeds, caplog):
             aborted=len(aborted),
         )
     # The schedules exercise what they claim to.
-    assert counts["preempted"] > 3 and counts["aborted"] > 1, counts
-    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 15, counts
+    assert counts["preempted"] > (10 if full else 3) and counts["aborted"] > (5 if full else 1), counts
+    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > (50 if full else 15), counts
     assert method != "adversary" or min(kinds[kind] for kind in KINDS) > 10, kinds

@@ -49,7 +49,7 @@ def test_a_prompt_that_asks_for_logits_does_not_exit():
     assert tokens == plain[0, 0] and (stats["num_prompt_early_exits"], stats["num_early_exits"]) == (1, 24)
 
 
-def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(seeds):
+def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(seeds, full):
     """Chunks, preemption, prefix hits, shuffled pages, neighbours and aborts against the rule, which has none."""
     counts = Counter()
     for seed in seeds(12, 200):
@@ -79,10 +79,11 @@ def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(seeds):
             aborted=len(aborted),
             counted=not aborted,
         )
-    assert min(counts["prompts"], counts["others"]) > 6 and min(counts.values()) > 0, counts
+    assert min(counts["prompts"], counts["others"]) > (20 if full else 6), counts
+    assert min(counts.values()) > (1 if full else 0), counts
 
 
-def test_texts_of_any_sampling_do_not_depend_on_the_schedule(seeds):
+def test_texts_of_any_sampling_do_not_depend_on_the_schedule(seeds, full):
     """Sampled, with log-probabilities, penalties, stop words and drafts of the request's own, against each alone."""
     counts = Counter()
     for seed in seeds(12, 200):
@@ -92,7 +93,7 @@ def test_texts_of_any_sampling_do_not_depend_on_the_schedule(seeds):
             preempted=stats["num_preemptions"],
             accepted=stats["num_accepted_draft_tokens"],
         )
-    assert counts["prompts"] > 6 and min(counts.values()) > 0, counts
+    assert counts["prompts"] > (20 if full else 6) and min(counts.values()) > (2 if full else 0), counts
 
 
 def test_an_exit_without_finite_logits_is_no_exit():

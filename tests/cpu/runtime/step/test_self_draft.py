@@ -41,7 +41,7 @@ def make_engine(session, plan, **options):
     )
 
 
-def test_tokens_equal_plain_decoding(seeds):
+def test_tokens_equal_plain_decoding(seeds, full):
     """Greedy and sampled, with penalties, bad words, stop words, seeds, preemption, chunks, prefix hits, aborts."""
     counts = Counter()
     for seed in seeds(20, 200):
@@ -69,8 +69,8 @@ def test_tokens_equal_plain_decoding(seeds):
             aborted=len(aborted),
         )
     # The schedules exercise what they claim to.
-    assert min(counts[name] for name in ("preempted", "aborted")) > 0, counts
-    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 25, counts
+    assert min(counts[name] for name in ("preempted", "aborted")) > (2 if full else 0), counts
+    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > (80 if full else 25), counts
 
 
 def serve(session, prompts, params, min_confidence=MIN_CONFIDENCE, **options):

@@ -83,7 +83,7 @@ def plain(session, prompts=PROMPTS, params=GREEDY) -> dict[tuple[str, int], list
 
 
 @pytest.mark.parametrize("changes", [{}, {"layer_windows": (6, 0, 6, 0, 6), "num_kv_heads": 1}, {"cut": 4}])
-def test_greedy_texts_over_schedules_equal_plain_ones(changes, seeds):
+def test_greedy_texts_over_schedules_equal_plain_ones(changes, seeds, full):
     """Preemption, chunks, prefix hits, cancellation and prefills beside drafts of which few are right."""
     session, counts = make_session(changes), Counter()
     for seed in seeds(10, 67):
@@ -105,7 +105,8 @@ def test_greedy_texts_over_schedules_equal_plain_ones(changes, seeds):
         assert stats["num_failed_steps"] == 0 and stats["num_used_pages"] == 0
         counts.update(drafted=stats["num_draft_tokens"], preempted=stats["num_preemptions"], aborted=len(aborted))
         counts["accepted"] += stats["num_accepted_draft_tokens"]
-    assert counts["drafted"] - counts["accepted"] > 30 and counts["preempted"] > 0 and counts["aborted"] > 0, counts
+    assert counts["drafted"] - counts["accepted"] > (100 if full else 30), counts
+    assert counts["preempted"] > 0 and counts["aborted"] > 0, counts
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
