@@ -29,6 +29,9 @@ class Flavour(Protocol):
             BuildError: it builds for no such GPU, such a GPU has no such cache, or it needs a GPU and there is none.
         """
 
+    def is_portable(self, asked: str) -> bool:
+        """Return whether plans also run on GPUs that are later than those that ``capabilities`` returns."""
+
     def register_plugins(self) -> None:
         """Make the plugins known in this process."""
 

@@ -50,6 +50,11 @@ def capabilities(asked: str, kv_dtype: torch.dtype) -> tuple[int, ...]:
     return (capability,)
 
 
+def is_portable(asked: str) -> bool:
+    """Return False: a plan is for the GPU that it was built on."""
+    return False
+
+
 def register_plugins() -> None:
     """Make the plugins known in this process."""
     _register_plugins()

@@ -48,6 +48,7 @@ def test_a_plan_of_every_graph(claim: Claim, built: dict[Claim, dict[str, Any]])
     has_fp8 = claim.kv_dtype.startswith("fp8")
     assert fields["plan_builder"] == "tensorrt-rtx" and fields["plan_version"]
     assert fields["plan_capabilities"] == (PORTABLE[2:] if has_fp8 else PORTABLE)
+    assert fields["plan_is_portable"]
     ending = "Dynamic" if claim.options.has_scale_pools else ""
     names = [f"{name}{ending}" for name in ("PagedAttentionCombine", "PagedAttentionPartial", "RopePagedKvWrite")]
     assert fields["plan_plugins"] == names + (["SpeculativeVerify"] if claim.max_draft_len else [])
