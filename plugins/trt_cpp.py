@@ -25,7 +25,7 @@ from plugins.trt_plugins import PLUGINS
 
 SOURCE = Path(__file__).with_name("trt_library.cc")
 _RANK = 8
-_NUMBERS = {"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3, "FP8": 6, "BF16": 7}
+_NUMBERS = {"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3, "FP8": 6, "BF16": 7, "INT64": 8}
 """The values of TensorRT's `DataType`."""
 _CUDA_FOLDERS = ("/usr/local/cuda/include", "/usr/include")
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def _totals(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
-    tokens, heads, _ = inputs["q"].shape
-    return (SymbolicTensor(torch.float32, (tokens, heads, 2)),)
+    q = inputs["q"].shape
+    return (SymbolicTensor(torch.float32, (q[0], q[1], 2)),)
 
 
 def _in_place(*names: str) -> Callable[[Mapping[str, SymbolicTensor], Attributes], Outputs]:
