@@ -15,6 +15,7 @@ import torch
 
 from kvforge.common.errors import BuildError, MissingToolError, first_line
 from kvforge.common.extras import how_to_install
+from kvforge.tensorrt.flavour import Contexts
 from plugins.build import cache_dir
 from plugins.errors import PluginError
 from plugins.triton_cache import check_capability
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "tensorrt-rtx"
 IS_CHECKED = True
+RECORDS_RUNS = True
 
 PORTABLE = (80, 86, 89, 120)
 """What it builds for unless told otherwise."""
@@ -137,6 +139,13 @@ def register_plugins() -> None:
 def network_flags() -> int:
     """Return no flags: networks are strongly typed."""
     return 0
+
+
+def contexts(engine: "trt.ICudaEngine", plan: Path) -> Contexts:
+    """Return what makes contexts that share a cache of compiled kernels beside the plan."""
+    from kvforge.tensorrt.rtx_contexts import RtxContexts
+
+    return RtxContexts(engine, plan)
 
 
 def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:

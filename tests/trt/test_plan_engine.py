@@ -17,6 +17,7 @@ from kvforge.compiler import tensorrt_process
 from kvforge.compiler.build import build_engine
 from kvforge.compiler.options import BuildOptions, ResolvedOptions
 from kvforge.compiler.targets import tensorrt
+from kvforge.kv_policies import parse
 from kvforge.manifest import load_manifest, load_plans, verify_files
 from kvforge.tensorrt import compatibility, rtx
 from tests.support.models.checkpoints import make_checkpoint
@@ -207,6 +208,12 @@ def test_a_builder_that_ends(script: str, message: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(tensorrt_process.sys, "executable", str(program))
     with pytest.raises(BuildError, match=message):
         tensorrt_process.build_plans_apart(tmp_path, OPTIONS, lambda stage: None)
+
+
+@pytest.mark.parametrize("policy", ["full", "snapkv:window=8", "shadowkv:rank=8,chunk_size=4,sparse_budget=32"])
+def test_the_builder_gets_the_options(policy: str) -> None:
+    options = dataclasses.replace(OPTIONS, kv_scales=((1.5, 2.0),), policy=parse(policy), early_exit=True)
+    assert tensorrt_process._from_json(tensorrt_process._as_json(options)) == options
 
 
 def test_the_builders_stages_and_answer_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
