@@ -148,7 +148,7 @@ def test_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) -
     memory = dict(zip(names, flat, strict=True))
     session = OnnxSession(str(engine.file("lower")))
     result = session.run(given | memory)
-    assert_close(engine, result.pop("hidden"), hidden)
+    check_same(engine, result.pop("hidden"), hidden)
     taken(memory, result)
     compare(engine, memory, want, names)
     above = [pool for owner, pool in zip(config.owners, want, strict=True) if owner in config.owners_above]
@@ -159,7 +159,7 @@ def test_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) -
         logits = graphs[1](*upper_step, above, *((state,) if state else ()))
     given = dict(zip((*INPUTS["upper"], *policy_inputs("upper", options.policy)), (*upper_step, *state), strict=True))
     result = OnnxSession(str(engine.file("upper"))).run(given | memory)
-    assert_close(engine, result.pop("logits"), logits)
+    check_same(engine, result.pop("logits"), logits)
     taken(memory, result)
     compare(engine, memory, want, names)
     observes = bool(options.policy.operators)
@@ -178,14 +178,14 @@ def compare(
     engine: ExportedEngine, memory: dict[str, Tensor], want: list[tuple[Tensor, ...]], names: list[str]
 ) -> None:
     for name, expected in zip(names, (tensor for pool in want for tensor in pool), strict=True):
-        assert_close(engine, memory[name], as_plugins_have_it(expected))
+        check_same(engine, memory[name], as_plugins_have_it(expected))
 
 
 def as_plugins_have_it(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int8) if tensor.dtype == torch.uint8 else tensor
 
 
-def assert_close(engine: ExportedEngine, got: Tensor, want: Tensor) -> None:
+def check_same(engine: ExportedEngine, got: Tensor, want: Tensor) -> None:
     """Whole numbers are equal, but for a few codes of an 8-bit cache; all others are the same but for rounding."""
     assert got.dtype == want.dtype
     codes = engine.options.torch_kv_dtype
