@@ -17,9 +17,10 @@ class BeforeAttention(Protocol):
         page_table: Tensor,
         scale: float,
         k_scale: float,
-    ) -> None:
+    ) -> tuple[Tensor, ...]:
         """``q`` ``[T, heads, d]`` is rotated, ``pool`` the owner's: K and V, their scales where there are any, then the
-        policy's ``CacheInsertion.num_pools``. The other arguments are those of the attention that follows."""
+        policy's ``CacheInsertion.num_pools``. The other arguments are those of the attention that follows. Returns the
+        pool as it is then, whose tensors are those given but in a graph without effects."""
 
 
 class AfterWrite(Protocol):

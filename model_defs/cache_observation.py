@@ -59,7 +59,7 @@ class StepObservation:
         page_table: Tensor,
         scale: float,
         k_scale: float,
-    ) -> None:
+    ) -> tuple[Tensor, ...]:
         """See ``BeforeAttention``."""
         state = pool[len(pool) - self.observation.num_pools :]
         cache = pool[: len(pool) - len(state)]
@@ -69,7 +69,7 @@ class StepObservation:
         self.seen.append(cache[0])
         by_member = q.unflatten(1, (cache[0].shape[2], -1)).unbind(2) if kind == LARGEST_WEIGHT else (q,)
         for queries in by_member:
-            attention_mass(
+            written = attention_mass(
                 queries.contiguous(),
                 cache[0],
                 query_start,
@@ -85,4 +85,6 @@ class StepObservation:
                 cache[2] if len(cache) > 2 else None,
                 k_scale,
             )
+            state = (state[0], *written, *state[1 + len(written) :])
             is_first = False
+        return (*cache, *state)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from plugins.chunk_cache_update import chunk_cache_update
+from plugins.chunk_cache_update import updated_chunks
 from plugins.landmark_select import landmark_select
 from plugins.selected_kv_write import selected_kv_write
 
@@ -66,7 +66,7 @@ class StepChunks:
         page_table: Tensor,
         scale: float,
         k_scale: float,
-    ) -> None:
+    ) -> tuple[Tensor, ...]:
         """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that
         are not in their places yet into the K and V pool. A sequence without queries keeps what it has.
 
@@ -85,8 +85,8 @@ class StepChunks:
             scale,
             self.selection.max_selected,
         )
-        missed, places = chunk_cache_update(selected, cached, counts, self.slot)
-        selected_kv_write(
+        missed, places, cached, counts = updated_chunks(selected, cached, counts, self.slot)
+        k_pool, v_pool = selected_kv_write(
             u,
             sv,
             host_v,
@@ -101,3 +101,4 @@ class StepChunks:
             k_pool,
             v_pool,
         )
+        return k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v

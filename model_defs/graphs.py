@@ -192,7 +192,7 @@ class LowerGraph(PositionedGraph):
                 q, index = block.project_q(hidden), config.owners.index(owner)
             written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
             own = self.own_pages(step, owner, written)
-            hidden = block.finish(hidden, q, written, own, self.kv_scales[owner], own_input)
+            hidden, new_pools[index] = block.finish(hidden, q, written, own, self.kv_scales[owner], own_input)
         if config.is_swiftkv:
             owned = self.single_input(hidden)
             for owner, kv, pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
@@ -252,7 +252,21 @@ class UpperGraph(PositionedGraph):
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """Return fp32 logits ``[R, vocab]`` of the survivors.
+        """Return the first result of :meth:`step`; pools are written in place."""
+        return self.step(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, state)[0]
+
+    def step(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+        state: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, list[Pool]]:
+        """Return fp32 logits ``[R, vocab]`` of the survivors, and the pools as an insertion leaves them.
 
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order.
@@ -271,10 +285,11 @@ class UpperGraph(PositionedGraph):
                 pool = pool_of_owner[owner]
                 own = self.own_pages(steps[layer], owner, pool)
                 own_input = own_inputs[layer - config.cut] if own_inputs else None
-                hidden = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
+                hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
+            pools = [pool_of_owner[owner] for owner in config.owners_above]
         head = self.embed if config.tie_embeddings else self.lm_head
         logits: Tensor = head(hidden, self.norm)
-        return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+        return logits if config.logit_cap is None else capped(logits, config.logit_cap), pools
 
 
 class EarlyExitGraph(nn.Module):

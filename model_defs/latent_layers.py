@@ -86,8 +86,8 @@ class LatentBlock(Block):
             projected = self.query(projected.contiguous(), self.query_norm)
         return projected.unflatten(-1, (self.num_heads, self.latent.query_dim))
 
-    def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
-        """Return ``[T, heads, value_dim]`` of q ``[T, heads, query_dim]``, not rotated."""
+    def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> tuple[Tensor, Pool]:
+        """Return ``[T, heads, value_dim]`` of q ``[T, heads, query_dim]``, not rotated, and the pool."""
         of_heads = self.owner[0].of_heads if self.owner else self.of_heads
         unrotated, rotated = q.tensor_split((self.latent.nope_dim,), dim=-1)
         rotated = apply_rope(rotated, step.cos, step.sin)
@@ -96,7 +96,7 @@ class LatentBlock(Block):
         pages = (step.query_start, step.kv_length, step.page_table)
         # The values are the rows too, of which the part that rotates is left behind.
         sums = paged_attention(rows, pool[0], pool[0], *pages, self.scale, self.window, scales, scales)
-        return of_heads.to_values(sums[:, :, : self.latent.rank])
+        return of_heads.to_values(sums[:, :, : self.latent.rank]), pool
 
 
 class LatentInput(nn.Module):

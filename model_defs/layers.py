@@ -273,33 +273,37 @@ class Block(nn.Module):
         step: StepInputs,
         kv_scales: KVScales,
         own_input: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Pool]:
         """Attend to ``pool``, run the MLP and add what is made of the layer's ``own_input`` ``[T, n]``, where it has
-        one; returns the next residual stream ``[T, hidden]``."""
-        hidden = self._mlp(self._attend(hidden, q, pool, step, kv_scales))
+        one; returns the next residual stream ``[T, hidden]``, and the pool as a KV policy leaves it."""
+        hidden, pool = self._attend(hidden, q, pool, step, kv_scales)
+        hidden = self._mlp(hidden)
         if own_input is not None:
             gate = F.gelu(self.own_gate(hidden), approximate="tanh")
             hidden = hidden + self.own_norm(self.own_projection(gate * own_input))
-        return hidden if self.scalar is None else hidden * self.scalar[:1]
+        return hidden if self.scalar is None else hidden * self.scalar[:1], pool
 
-    def _attend(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
+    def _attend(
+        self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales
+    ) -> tuple[Tensor, Pool]:
         policy, before = step.policy, hidden
-        attended = self.attended(q, pool, step, kv_scales).flatten(1)
+        attended, pool = self.attended(q, pool, step, kv_scales)
+        attended = attended.flatten(1)
         hidden = hidden + self.o_norm(self.o(attended)) if self.branch_norms else self.o(attended, residual=hidden)
         if policy.after_attention is not None:
             policy.after_attention(before, hidden, pool, step.query_start)
-        return hidden
+        return hidden, pool
 
-    def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
-        """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated."""
+    def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> tuple[Tensor, Pool]:
+        """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated, and the pool that was read."""
         q = apply_rope(q, step.cos, step.sin)
         policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
-        k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
         if policy.before_attention is not None:
-            policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
+            pool = policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
         if policy.attention is not None:
-            return policy.attention(q, pool, *pages, self.scale, kv_scales, self.window)
-        return paged_attention(
+            return policy.attention(q, pool, *pages, self.scale, kv_scales, self.window), pool
+        k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
+        attended = paged_attention(
             q,
             pool[0],
             pool[1],
@@ -312,6 +316,7 @@ class Block(nn.Module):
             v_scale=kv_scales[1],
             sinks=None if self.sinks is None else self.sinks[: self.num_heads].float(),
         )
+        return attended, pool
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         if self.has_experts:

@@ -46,6 +46,7 @@ class StepQueries:
         page_table: Tensor,
         scale: float,
         k_scale: float,
-    ) -> None:
+    ) -> tuple[Tensor, ...]:
         """See ``BeforeAttention``."""
         self.notes.write(pool[-1], q.float(), pool[0], query_start)
+        return pool

@@ -114,7 +114,7 @@ class PredictGraph(nn.Module):
             chosen = (each.index_select(0, query_index) for each in (q, cos, sin))
             queries.append(apply_rope(*chosen))
             step = StepInputs(query_start, kv_length, page_table, cos, sin)
-            hidden = block.finish(hidden, q, written, step, (1.0, 1.0))
+            hidden, _ = block.finish(hidden, q, written, step, (1.0, 1.0))
         return torch.stack(queries, dim=1)
 
 

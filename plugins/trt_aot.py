@@ -35,6 +35,7 @@ TYPE_NAMES = {
     torch.float8_e4m3fn: "FP8",
     torch.int8: "INT8",
     torch.int32: "INT32",
+    torch.int64: "INT64",
 }
 """TensorRT's names of tensor types in `AutoTuneCombination`."""
 

@@ -25,7 +25,7 @@ from plugins.trt_plugins import PLUGINS
 
 SOURCE = Path(__file__).with_name("trt_library.cc")
 _RANK = 8
-_NUMBERS = {"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3, "FP8": 6, "BF16": 7}
+_NUMBERS = {"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3, "FP8": 6, "BF16": 7, "INT64": 8}
 """The values of TensorRT's `DataType`."""
 _CUDA_FOLDERS = ("/usr/local/cuda/include", "/usr/include")
 
@@ -100,7 +100,7 @@ def compile_library(headers: Path, library: Path, uses: Sequence[Use] = ()) -> N
     """Compile the library; `headers` is the folder with TensorRT's `NvInferRuntime.h`.
 
     Raises:
-        PluginError: no such header, no CUDA headers, no compiler, or it fails.
+        PluginError: no such header, no CUDA headers, no compiler, or it fails, or the library cannot be written.
     """
     if not (headers / "NvInferRuntime.h").is_file():
         raise PluginError(
@@ -109,6 +109,15 @@ def compile_library(headers: Path, library: Path, uses: Sequence[Use] = ()) -> N
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         raise PluginError("There is no C++ compiler; install g++, or name one in CXX.")
+    try:
+        _compile(compiler, headers, library, uses)
+    except OSError as error:
+        raise PluginError(
+            f"{library} cannot be written ({error.strerror}); name a file in a folder that is there and has room."
+        ) from error
+
+
+def _compile(compiler: str, headers: Path, library: Path, uses: Sequence[Use]) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         (Path(scratch) / "descriptions.inc").write_text(descriptions(uses), encoding="ascii")
         output = Path(scratch) / library.name

@@ -23,6 +23,7 @@ DATA_TYPES = {
     torch.float8_e4m3fn: "FP8",
     torch.int8: "INT8",
     torch.int32: "INT32",
+    torch.int64: "INT64",
 }
 """Members of TensorRT's `DataType`."""
 

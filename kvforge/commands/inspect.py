@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.manifest import load_manifest, load_plans, verify_files
     from kvforge.planning.sequence_memory import sequence_bytes
     from kvforge.planning.shape import prefill_flops_per_token
+    from kvforge.tensorrt.compatibility import capabilities_of
     from kvforge.tensorrt.installed import TITLES
 
     manifest = load_manifest(args.engine)
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if plans:
         rows["plans"] = (
             f"{TITLES.get(manifest.plan_builder or '', 'TensorRT')} {manifest.plan_version}, compute capability "
-            f"{', '.join(manifest.plan_capabilities)}; plugins {', '.join(manifest.plan_plugins)}"
+            f"{capabilities_of(manifest)}; plugins {', '.join(manifest.plan_plugins)}"
         )
         rows |= {f"  {graph}": _plan(plan) for graph, plan in plans.items()}
     for name, value in rows.items():

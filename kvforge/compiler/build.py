@@ -73,7 +73,7 @@ def build_engine(
         resolved = dataclasses.replace(resolved, prediction=prediction)
     check_texts(checkpoint, config.vocab_size)
     own_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
-    target.check_toolchain()
+    target.check_toolchain(resolved)
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
         progress("weights")

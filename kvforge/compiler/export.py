@@ -147,10 +147,12 @@ def export_lower(
     return ExportedGraph("lower", program, config.owners)
 
 
-def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+def export_upper(
+    config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[UpperGraph] = UpperGraph
+) -> ExportedGraph:
     """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
+        module = module_type(config, options.kv_scales, options.policy.layer_insertion())
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read

@@ -5,19 +5,19 @@ from typing import NoReturn
 from onnx import ModelProto, NodeProto, helper
 
 from kvforge.common.errors import BuildError
+from kvforge.compiler.graph_tensors import CACHE_ROLES, operators_of, pool_roles
 from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 from plugins.onnx_body import DOMAIN
 from plugins.onnx_node import PLUGIN_ATTRIBUTES
-from plugins.onnx_nodes import ONNX_NODES
-
-_POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
+from plugins.onnx_nodes import NODES_OF, ONNX_NODES
 
 
 def check_graph(model: ModelProto, name: str, config: ModelConfig, options: ResolvedOptions) -> None:
     """Check that every node is standard or ours with a function body, and for ``lower`` and ``upper`` that layer i
-    reads the pools of its owner, which ``lower`` writes once, before they are read, and returns. ``early_exit`` has no
+    reads the pools of its owner, which ``lower`` writes once, before they are read, and returns; and that what a KV
+    policy calls before an attention works on the same owner. ``early_exit`` has no
     nodes of ours.
 
     Raises:
@@ -46,43 +46,78 @@ def _check_node(name: str, node: NodeProto, bodies: set[tuple[str, str]]) -> Non
 
 
 def _check_cache(model: ModelProto, name: str, config: ModelConfig, options: ResolvedOptions) -> None:
-    roles = _POOLS if options.has_scale_pools else _POOLS[:2]
-    ending = "Dynamic" if options.has_scale_pools else ""
-    is_lower = name == "lower"
-    owners = config.owners if is_lower else config.upper_owners
+    is_lower, roles = name == "lower", pool_roles(options)
+    owners = config.owners if is_lower else config.owners_above
     scales = scales_by_owner(config, options.kv_scales)
-    current = {owner: [f"{role}_{owner}" for role in roles] for owner in owners}
+    current = {owner: {role: f"{role}_{owner}" for role in roles} for owner in owners}
+    of_policy = _nodes_of_policy(options)
+    inserted: list[tuple[str, int | None]] = []  # operators of the KV policy since the last attention, and their owners
     writes: list[int] = []
     reads: list[int] = []
     for node in model.graph.node:
         if node.domain != DOMAIN:
             continue
         operator = ONNX_NODES[node.op_type]
-        pools = [node.input[operator.inputs.index(role)] for role in roles if role in operator.inputs]
-        owner = next((owner for owner, names in current.items() if names == pools), None)
-        if owner is None or not node.op_type.endswith(ending):
-            _fail(name, node, f"takes {pools}, which are not the pools of one owner at this point")
-        given = tuple(_attributes(node).get(label, 1.0) for label in ("k_scale", "v_scale"))
-        if any(abs(one - other) > 1e-6 * other for one, other in zip(given, scales[owner], strict=True)):
-            _fail(name, node, f"takes {given} as the scales of layer {owner}, which are {scales[owner]}")
-        if "k_pool_out" in operator.outputs:
+        pools = {role: node.input[operator.inputs.index(role)] for role in roles if role in operator.inputs}
+        owner = next((owner for owner, names in current.items() if pools.items() <= names.items()), None)
+        lacks_scales = options.has_scale_pools and "k_pool" in pools and "k_scales" not in pools
+        if owner is None or lacks_scales or not (pools or node.op_type in of_policy):
+            _fail(name, node, f"takes {[*pools.values()]}, which are not the pools of one owner at this point")
+        if "k_pool" in pools:
+            _check_scales(name, node, owner, scales[owner])
+        for output, value in zip(operator.outputs, node.output, strict=True):
+            if (role := output.removesuffix("_out")) in pools:
+                current[owner][role] = value
+        if node.op_type in of_policy:
+            inserted.append((of_policy[node.op_type], owner if pools else None))
+        elif "k_pool_out" in operator.outputs:
             writes.append(owner)
-            current[owner] = list(node.output)
         else:
             reads.append(owner)
             if is_lower and owner not in writes:
                 _fail(name, node, f"reads the cache of layer {owner} before this step's K and V are written")
+            _check_inserted(name, node, inserted, owner, options)
+            inserted.clear()
     layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
     expected = [config.owner_of_layer[layer] for layer in layers], list(config.owners) if is_lower else []
-    if (reads, sorted(writes)) != expected:
+    if (reads, sorted(writes)) != expected or inserted:
         raise BuildError(
             f"ONNX graph {name} reads the caches of layers {reads} and writes {sorted(writes)}; the model asks for "
             f"{expected[0]} and {expected[1]}."
         )
     results = [output.name for output in model.graph.output][1:]
-    written = [pool for owner in owners for pool in current[owner]] if is_lower else []
+    written = [
+        value
+        for owner in owners
+        for role, value in current[owner].items()
+        if value != f"{role}_{owner}" or (is_lower and role in CACHE_ROLES)
+    ]
     if results != written:
         raise BuildError(f"ONNX graph {name} returns the pools {results}; its last writes are {written}.")
+
+
+def _nodes_of_policy(options: ResolvedOptions) -> dict[str, str]:
+    """Return the KV policy's operators by the names of their nodes."""
+    return {node.name: name for name in operators_of(options.policy) for node in NODES_OF[name]}
+
+
+def _check_inserted(
+    name: str, attention: NodeProto, inserted: list[tuple[str, int | None]], owner: int, options: ResolvedOptions
+) -> None:
+    """Before each attention the KV policy's operators are called, on the cache that it reads."""
+    found = list(dict.fromkeys(operator for operator, _ in inserted))
+    if found != operators_of(options.policy):
+        _fail(name, attention, f"follows {found}; the KV policy asks for {operators_of(options.policy)}")
+    for operator, of in inserted:
+        if of not in (None, owner):
+            _fail(name, attention, f"reads the cache of layer {owner}, and {operator} before it that of layer {of}")
+
+
+def _check_scales(name: str, node: NodeProto, owner: int, scales: tuple[float, float]) -> None:
+    labels = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+    given = {label: value for label, value in _attributes(node).items() if label in labels}
+    if any(abs(value - labels[label]) > 1e-6 * labels[label] for label, value in given.items()):
+        _fail(name, node, f"takes {given} as the scales of layer {owner}, which are {labels}")
 
 
 def _attributes(node: NodeProto) -> dict:

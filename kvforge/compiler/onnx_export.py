@@ -1,8 +1,8 @@
 """Writing the graphs of an engine as ONNX: standard operators, and ours as nodes with a function body.
 
 A file runs in any ONNX runtime as it is. TensorRT takes its plugins for our nodes (``plugins.trt_plugins``). Pools are
-inputs and outputs: ``k_pool_<owner>``, ``v_pool_<owner>`` and, for dynamic 8-bit formats, ``k_scales_<owner>`` and
-``v_scales_<owner>``; in the lower graph each goes out again as ``<name>_out``.
+inputs and outputs: ``k_pool_<owner>``, ``v_pool_<owner>``, for dynamic 8-bit formats ``k_scales_<owner>`` and
+``v_scales_<owner>``, and those of the KV policy's that the graph reads; each that it writes goes out as ``<name>_out``.
 """
 
 import contextlib
@@ -19,21 +19,19 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNod
 from torch import Tensor
 
 from kvforge.common.errors import BuildError, first_line
-from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower
-from kvforge.compiler.graph_tensors import INPUTS, RESULTS
+from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower, export_upper
+from kvforge.compiler.graph_tensors import INPUTS, RESULTS, policy_inputs, pool_names, role_of, rows_of
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_nodes import translations
 from kvforge.compiler.onnx_weights import use_external_weights
 from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig
-from model_defs.graphs import LowerGraph
+from model_defs.graphs import LowerGraph, UpperGraph
 from model_defs.layers import Pool
 from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_node import Cache
 from plugins.onnx_nodes import ONNX_NODES
 from plugins.registration import functional_writes
-
-_POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
 
 
 class LowerStep(LowerGraph):
@@ -50,15 +48,28 @@ class LowerStep(LowerGraph):
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
     ) -> Any:
-        """Return hidden, then every owner's new pools, flat; there is no KV policy's part."""
-        hidden, new = self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
+        """Return hidden, then every owner's new pools, flat."""
+        hidden, new = self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, state)
         return (hidden, *(tensor for pool in new for tensor in pool))
 
 
-def pool_names(owners: tuple[int, ...], options: ResolvedOptions) -> list[str]:
-    """Return the names of these owners' pools, in the order they have everywhere."""
-    roles = _POOLS if options.has_scale_pools else _POOLS[:2]
-    return [f"{role}_{owner}" for owner in owners for role in roles]
+class UpperStep(UpperGraph):
+    """The upper graph without effects: the new pools are results."""
+
+    def forward(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+        state: tuple[Tensor, ...] = (),
+    ) -> Any:
+        """Return logits, then the new pools of all owners that are read, flat."""
+        logits, new = self.step(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, state)
+        return (logits, *(tensor for pool in new for tensor in pool))
 
 
 def write_onnx(name: str, config: ModelConfig, options: ResolvedOptions, path: Path, weights: Path) -> None:
@@ -83,13 +94,19 @@ def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weight
         warnings.simplefilter("ignore", FutureWarning)
         if name == "lower":
             graph = export_lower(config, options, module_type=LowerStep)
+        elif name == "upper":
+            graph = export_upper(config, options, module_type=UpperStep)
         else:
             graph = EXPORTS[name](config, options)
         program = _to_onnx(graph)
     model = program.model
     model.graph.name = name
     _name_values(model.graph, graph, options)
-    program.rename_axes(_axes(model.graph, name))
+    _drop_untouched_pools(model, options)
+    program.rename_axes(_axes(model.graph, name, options))
+    for value in model.graph.inputs:
+        if value.dtype == ir.DataType.UINT8:  # which TensorRT's plugins do not have
+            value.dtype = ir.DataType.INT8
     use_external_weights(model, weights, config.rope.inverse_frequencies(config.head_dim))
     _attach_functions(model, options)
     RemoveUnusedNodesPass()(model)
@@ -123,20 +140,44 @@ def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
 
 def _name_values(graph: ir.Graph, exported: ExportedGraph, options: ResolvedOptions) -> None:
     pools = pool_names(exported.pool_owners, options)
-    inputs = [*INPUTS[exported.name], *pools]
-    outputs = [*RESULTS[exported.name], *(f"{pool}_out" for pool in pools if exported.name == "lower")]
+    inputs = [*INPUTS[exported.name], *pools, *policy_inputs(exported.name, options.policy)]
+    outputs = [*RESULTS[exported.name], *(f"{pool}_out" for pool in pools)]
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, label in zip(values, names, strict=True):
             value.name = label
 
 
-def _axes(graph: ir.Graph, name: str) -> dict[str, str]:
-    """Map torch's names of dimensions to ours; a pool's only dynamic one counts pages. Inputs that nothing reads, for
+def _drop_untouched_pools(model: ir.Model, options: ResolvedOptions) -> None:
+    """Leave out as outputs the pools that the graph does not write, and as inputs those of the KV policy that it does
+    not read."""
+    graph = model.graph
+    for value in list(graph.outputs):
+        if _source(value) in graph.inputs:
+            graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(model)
+    of_policy = {pool.name for pool in options.policy.named_pools}
+    for value in list(graph.inputs):
+        if role_of(str(value.name)) in of_policy and not value.uses() and not value.is_graph_output():
+            graph.inputs.remove(value)
+
+
+def _source(value: ir.Value) -> ir.Value | None:
+    """The value that is handed on as ``value``."""
+    while (node := value.producer()) is not None and node.op_type == "Identity":
+        (found,) = node.inputs
+        assert found is not None
+        value = found
+    return value
+
+
+def _axes(graph: ir.Graph, name: str, options: ResolvedOptions) -> dict[str, str]:
+    """Map torch's names of dimensions to ours; a pool's only dynamic one counts rows. Inputs that nothing reads, for
     whose sizes torch takes the example's, get theirs here."""
     renamed: dict[str, str] = {}
+    known = INPUTS[name] | policy_inputs(name, options.policy)
     for value in graph.inputs:
         assert value.shape is not None
-        names = INPUTS[name].get(str(value.name), ("pages",))
+        names = known.get(str(value.name)) or (rows_of(str(value.name), options.policy),)
         if not value.uses():
             value.shape = ir.Shape((*names, *value.shape[len(names) :]))
             continue

@@ -13,7 +13,9 @@ from plugins.onnx_nodes import calls
 
 _OpSchema = onnx.defs.OpSchema
 _ATTRIBUTE_TYPES = {float: _OpSchema.AttrType.FLOAT, int: _OpSchema.AttrType.INT, str: _OpSchema.AttrType.STRING}
-_TENSORS = [f"tensor({name})" for name in ("float", "float16", "bfloat16", "float8e4m3fn", "int8", "int32")]
+_TENSORS = [
+    f"tensor({name})" for name in ("float", "float16", "bfloat16", "float8e4m3fn", "int8", "uint8", "int32", "int64")
+]
 
 Translations = dict[Callable[..., Any], Callable[..., Any]]
 

@@ -191,6 +191,8 @@ def resolve(
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
     compatibility.check(features_of(policy, options, config, dtype, kv_dtype))
+    if options.target == "tensorrt":
+        _check_observed_cache(policy, kv_dtype)
     policy = of_cache(policy, kv_dtype)
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
@@ -208,6 +210,18 @@ def resolve(
         decoupled_mode=options.decoupled_mode,
         compute_capabilities=options.compute_capabilities,
     )
+
+
+def _check_observed_cache(policy: KVPolicy, kv_dtype: str) -> None:
+    """Raise BuildError for what TensorRT for RTX 1.7 does not build: above the cut a pool in FP8 that a plugin reads
+    beside another tensor that it writes in place."""
+    if written_dtype(kv_dtype, kv_dtype) == torch.float8_e4m3fn and any(
+        "attention_mass" in x for x in policy.operators
+    ):
+        raise BuildError(
+            f"--kv-policy {policy.name} observes attention, which TensorRT's builder does not take with --kv-dtype "
+            f"{kv_dtype}; give --kv-dtype int8."
+        )
 
 
 def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:

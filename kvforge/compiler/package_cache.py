@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from plugins.build import cache_dir
 
 MAX_BYTES = 1 << 30
 """Of packages that are kept; the one last used longest ago goes first."""
+
+_HALF_S = 3600
+"""A file that is being copied into the cache has been whole for long by then."""
 
 _INLINED = 8
 """Inductor writes the elements of constants of up to this many into its code."""
@@ -169,8 +173,12 @@ def _digest_file(kept: Path) -> Path:
 
 
 def _forget() -> None:
-    """Remove what is over MAX_BYTES."""
+    """Remove what is over MAX_BYTES, and the halves that killed builds left."""
     total = 0
+    for half in package_folder().glob("*.*"):
+        with contextlib.suppress(OSError):  # another process may have been faster
+            if half.suffix[1:].isdecimal() and half.stat().st_mtime < time.time() - _HALF_S:
+                half.unlink()
     found = [(path.stat(), path) for path in package_folder().glob("*.pt2")]
     for status, path in sorted(found, key=lambda one: -one[0].st_mtime):
         total += status.st_size

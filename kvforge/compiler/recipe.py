@@ -108,7 +108,9 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
     if not isinstance(node, yaml.ScalarNode) or kind != wanted:
         what = {"int": "a whole number", "bool": "true or false", "str": "text"}[wanted]
         found = f"{kind} {node.value!r}" if isinstance(node, yaml.ScalarNode) else f"a {kind}"
-        raise BuildError(f"{where}: {name} must be {what}, not {found}.")
+        quoted = isinstance(node, yaml.ScalarNode) and wanted == "str" and name not in _CHOICES and node.value
+        hint = f"; write it in quotes: '{node.value}'" if quoted else ""
+        raise BuildError(f"{where}: {name} must be {what}, not {found}{hint}.")
     if wanted == "str":
         if name in _CHOICES and node.value not in _CHOICES[name]:
             raise BuildError(f"{where}: {name} {node.value!r} is unknown; choose from {', '.join(_CHOICES[name])}.")

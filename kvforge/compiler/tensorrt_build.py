@@ -97,6 +97,7 @@ def build_plans(
         "plan_builder": used.NAME,
         "plan_version": trt.__version__,
         "plan_capabilities": tuple(f"{capability // 10}.{capability % 10}" for capability in capabilities),
+        "plan_is_portable": used.is_portable(options.compute_capabilities),
         "plan_plugins": tuple(sorted(built)),
     }
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.graph_tensors import INPUTS, RESULTS
+from kvforge.compiler.convert import ROPE_TABLES
+from kvforge.compiler.graph_tensors import INPUTS, RESULTS, policy_inputs, role_of, written_roles
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt.api import trt
 from plugins.trt_plugin import data_type
@@ -19,19 +20,20 @@ _MATRIX = 2
 
 
 def check_network(network: trt.INetworkDefinition, graph: str, options: ResolvedOptions) -> None:
-    """Check that the network has the graph's results and nothing else, returns each pool in the memory that it came in,
-    and has all weights and all products in the dtype of the engine.
+    """Check that the network has the graph's results and nothing else, returns each pool that the graph writes in the
+    memory that it came in, and has all weights and all products in the dtype of the engine.
 
     Raises:
         BuildError: naming the tensor or the layer that breaks a rule.
     """
     layers = _layers(network)
     producers = {layer.get_output(index).name: (layer, index) for layer in layers for index in range(layer.num_outputs)}
-    pools = [name for name in _names(network.get_input, network.num_inputs) if name not in INPUTS[graph]]
-    _check_results(network, graph, pools)
-    if graph == "lower":
-        for pool in pools:
-            _check_in_place(graph, pool, producers)
+    of_step, roles = INPUTS[graph] | policy_inputs(graph, options.policy), written_roles(graph, options)
+    pools = [name for name in _names(network.get_input, network.num_inputs) if name not in of_step]
+    written = [name for name in pools if role_of(name) in roles]
+    _check_results(network, graph, written)
+    for pool in written:
+        _check_in_place(graph, pool, producers)
     for layer in layers:
         _check_dtypes(graph, layer, options)
 
@@ -56,9 +58,9 @@ def _names(get: object, count: int) -> list[str]:
     return [get(index).name for index in range(count)]  # type: ignore[operator]
 
 
-def _check_results(network: trt.INetworkDefinition, graph: str, pools: list[str]) -> None:
+def _check_results(network: trt.INetworkDefinition, graph: str, written: list[str]) -> None:
     found = _names(network.get_output, network.num_outputs)
-    expected = [*RESULTS[graph], *(f"{pool}_out" for pool in pools if graph == "lower")]
+    expected = [*RESULTS[graph], *(f"{pool}_out" for pool in written)]
     for name in expected:
         if name not in found:
             _fail(graph, f"has no output {name}")
@@ -84,7 +86,8 @@ def _check_dtypes(graph: str, layer: trt.ILayer, options: ResolvedOptions) -> No
     asked = data_type(trt, options.torch_dtype)
     if layer.type == trt.LayerType.CONSTANT:
         tensor = layer.get_output(0)
-        if len(tensor.shape) >= _MATRIX and _is_float(tensor) and tensor.dtype != asked:
+        is_weight = len(tensor.shape) >= _MATRIX and layer.name not in ROPE_TABLES
+        if is_weight and _is_float(tensor) and tensor.dtype != asked:
             _fail(graph, f"has the weight {layer.name} in {tensor.dtype.name}, not in {asked.name}")
     if layer.type in (trt.LayerType.MATRIX_MULTIPLY, trt.LayerType.EINSUM):
         for tensor in _inputs(layer):

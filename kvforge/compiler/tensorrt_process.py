@@ -17,6 +17,7 @@ from typing import Any
 
 from kvforge.common.errors import BuildError, KvforgeError, first_line
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies import parse
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Weights are copied several times; in small pages a fifth of a build's time went into page faults."""
@@ -59,15 +60,16 @@ def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callab
 
 
 def _as_json(options: ResolvedOptions) -> str:
-    """The target has no other policy and no prediction, so that all else is text and numbers."""
+    """The target has no prediction, so that all is text and numbers."""
     assert options.prediction is None
     names = [field.name for field in dataclasses.fields(options) if field.name not in ("policy", "prediction")]
-    return json.dumps({name: getattr(options, name) for name in names})
+    return json.dumps({**{name: getattr(options, name) for name in names}, "policy": str(options.policy)})
 
 
 def _from_json(text: str) -> ResolvedOptions:
     fields = json.loads(text)
-    return ResolvedOptions(**{**fields, "kv_scales": tuple(map(tuple, fields["kv_scales"]))})
+    kv_scales, policy = tuple(map(tuple, fields["kv_scales"])), parse(fields["policy"])
+    return ResolvedOptions(**{**fields, "kv_scales": kv_scales, "policy": policy})
 
 
 def _ending(code: int) -> str:

@@ -6,7 +6,7 @@ Two profiles, because kernels that are best for thousands of prompt tokens are n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvforge.compiler.graph_tensors import INPUTS
+from kvforge.compiler.graph_tensors import INPUTS, policy_inputs, rows_of
 from kvforge.compiler.options import ResolvedOptions
 
 PROFILES = ("decode", "mixed")
@@ -31,8 +31,8 @@ class Range:
 def size_ranges(options: ResolvedOptions, profile: str) -> dict[str, Range]:
     """Return the range of each dynamic dimension in a profile; ``pages`` is not among them.
 
-    Sequences S, starts S+1, tokens T, survivors R, page-table columns M, and in ``verify`` drafts D, proposals (D, or 0
-    where drafts were not drawn) and rows D+S.
+    Sequences S, starts S+1, tokens T, survivors R, page-table columns M, those of a KV policy's tables Ms, and in
+    ``verify`` drafts D, proposals (D, or 0 where drafts were not drawn) and rows D+S.
     """
     sequences = min(options.max_num_seqs, options.max_num_tokens)
     survivors = min(options.max_num_tokens, sequences * (1 + options.max_draft_len))
@@ -45,6 +45,8 @@ def size_ranges(options: ResolvedOptions, profile: str) -> dict[str, Range]:
         "tokens": Range(1, tokens, tokens),
         "survivors": Range(1, sequences, survivors),
         "columns": Range(1, columns, columns),
+        "state_columns": Range(1, columns, columns),
+        "slots": Range(1, options.max_num_seqs, options.max_num_seqs),
         "drafts": Range(0, drafts, drafts),
         "proposals": Range(0, drafts, drafts),
         "rows": Range(1, drafts + sequences, drafts + sequences),
@@ -67,14 +69,16 @@ def input_ranges(
     """Return the range of every dimension of an input of a graph.
 
     ``shape`` is the network's, -1 where dynamic. An input that is none of the step's is a pool: its first dimension
-    counts pages. Raises ValueError when the dynamic dimensions are not the ones that the graph should have.
+    counts pages, or sequences of a KV policy. Raises ValueError when the dynamic dimensions are not the ones that the
+    graph should have.
     """
-    symbols = INPUTS[graph].get(name, ("pages",))
+    known = INPUTS[graph] | policy_inputs(graph, options.policy)
+    symbols = known.get(name) or (rows_of(name, options.policy),)
     if tuple(size < 0 for size in shape) != (True,) * len(symbols) + (False,) * (len(shape) - len(symbols)):
         raise ValueError(f"{graph}: {name} has shape {tuple(shape)}, expected {len(symbols)} dynamic dimensions first")
     sizes = size_ranges(options, profile)
     fixed = shape[len(symbols) :]
-    if symbols == ("pages",):
+    if symbols[0] in ("pages", "state_pages"):
         maximum = max_pages(options, fixed)
-        sizes["pages"] = Range(1, min(OPTIMAL_PAGES, maximum), maximum)
+        sizes[symbols[0]] = Range(1, min(OPTIMAL_PAGES, maximum), maximum)
     return (*(sizes[symbol] for symbol in symbols), *(Range(size, size, size) for size in fixed))

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
 from kvforge.common.errors import KvforgeError
@@ -12,17 +13,17 @@ from kvforge.common.extras import how_to_install
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import BUILD, EVERY_COMMAND, GPU, Check, installed_version
 from kvforge.doctor.kernels import cpu_check
-from kvforge.doctor.packages import package_checks
+from kvforge.doctor.packages import NEEDED_FOR, PACKAGES, package_checks
 from kvforge.doctor.serving import serving_checks
 from kvforge.tensorrt.installed import DISTRIBUTIONS, RTX, TITLES, installed_flavour
 from kvforge.vllm_engine.environment import HOW_TO_MAKE, PYTHON_VARIABLE, find_interpreter
 
 VLLM = "target vllm"
-PLANS = "plans of target tensorrt"
 
 
 def diagnose() -> list[Check]:
     """Run every check, most fundamental first."""
+    packages = package_checks()
     return [
         _python(),
         _torch_version(),
@@ -30,11 +31,11 @@ def diagnose() -> list[Check]:
         _build_paths(),
         cpu_check(),
         _memory(),
-        *package_checks(),
+        *packages,
         *_extensions(),
         *serving_checks(),
         _gpu(),
-        _plan_builder(),
+        plan_builder(packages),
         _vllm(),
     ]
 
@@ -113,15 +114,20 @@ def _gpu() -> Check:
     return Check("GPU", "ok", names, needed_for=GPU)
 
 
-def _plan_builder() -> Check:
-    """What builds and runs plans of target tensorrt."""
+def plan_builder(packages: Sequence[Check]) -> Check:
+    """What builds and runs plans of target tensorrt, given what was found of the packages."""
     name = installed_flavour()
     if name is None:
-        return Check("plan builder", "optional", "no TensorRT", how_to_install(RTX), PLANS)
+        return Check("plan builder", "optional", "no TensorRT", how_to_install(RTX), NEEDED_FOR[RTX])
+    parts = {package.distribution for package in PACKAGES if package.extra == name}
+    for part in packages:
+        if part.name in parts and part.status == "broken":
+            found = f"{TITLES[name]}, of which {part.name} is broken"
+            return Check("plan builder", "broken", found, how_to_install(name), NEEDED_FOR[name])
     found = f"{TITLES[name]} {installed_version(DISTRIBUTIONS[name]) or 'of this machine'}"
     if name == RTX:
         found += "; plugins for programs in C++: python -m plugins.trt_cpp --headers, with TensorRT's public headers"
-    return Check("plan builder", "ok", found, needed_for=PLANS)
+    return Check("plan builder", "ok", found, needed_for=NEEDED_FOR[name])
 
 
 def _vllm() -> Check:

@@ -213,7 +213,8 @@ CUDA = Feature(
 TENSORRT = Feature(
     "target tensorrt",
     limits={
-        Need.SEQUENCE_STATE: _no("the graphs take pages alone"),
+        Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads"),
+        Need.PLAIN_WRITES: _no("plugins alone write in place"),
         Need.HALF_BYTES: _no("the plugins read whole bytes"),
         Need.TOKEN_GROUPS: _no("no kernel seals them"),
         Need.CPU_TARGET: _CPU_ALONE,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Any, get_args, get_origin
 
 from kvforge.common.errors import KvforgeError
@@ -11,6 +12,7 @@ from kvforge.manifest.manifest import AUXILIARY_SIZES, Manifest
 
 MAX_SIZE = 2**31 - 1
 """Of any of an engine's sizes: graphs and tables count in 32 bits."""
+_CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
 
 def is_possible(manifest: Manifest) -> bool:
@@ -69,6 +71,7 @@ def _fits(manifest: Manifest) -> bool:
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
         and all(0 <= token < manifest.vocab_size for tokens in _token_lists(manifest) for token in tokens)
         and all(map(is_inside, manifest.files))
+        and all(map(_CAPABILITY.fullmatch, manifest.plan_capabilities))
         and _fit_experts(manifest)
         and _fits_latent(manifest)
         and _fits_auxiliary(manifest)

@@ -28,7 +28,7 @@ LATER_FIELDS = frozenset(
         *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input", "num_shared_experts", "query_rank"),
         *("latent_rank", "latent_rope_dim", "latent_nope_dim", "latent_value_dim"),
         "auxiliary_model",
-        *("plan_builder", "plan_version", "plan_capabilities", "plan_plugins"),
+        *("plan_builder", "plan_version", "plan_capabilities", "plan_is_portable", "plan_plugins"),
     }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
@@ -156,6 +156,8 @@ class Manifest:
     """Its version."""
     plan_capabilities: tuple[str, ...] = ()
     """The compute capabilities that the plans were built for."""
+    plan_is_portable: bool = False
+    """Later GPUs run them, too."""
     plan_plugins: tuple[str, ...] = ()
     """The plugins in the plans."""
 

@@ -15,7 +15,7 @@ def check_plans(manifest: Manifest, engine_dir: Path, version: str, capability: 
     are left to TensorRT.
 
     Raises:
-        EngineError: they were built by another flavour, or another release, or for newer GPUs alone.
+        EngineError: they were built by another flavour, or another release, or for other GPUs.
     """
     builder = manifest.plan_builder
     if builder is None:
@@ -32,11 +32,16 @@ def check_plans(manifest: Manifest, engine_dir: Path, version: str, capability: 
             "release, or rebuild the engine here."
         )
     built_for = [tuple(map(int, each.split("."))) for each in manifest.plan_capabilities]
-    if built_for and capability < min(built_for):
+    if built_for and capability not in built_for and not (manifest.plan_is_portable and capability > min(built_for)):
         raise EngineError(
-            f"{engine_dir} has plans for GPUs of compute capability {', '.join(manifest.plan_capabilities)}, and this "
-            f"one has {capability[0]}.{capability[1]}; rebuild the engine for it, or use a newer GPU."
+            f"{engine_dir} has plans for GPUs of compute capability {capabilities_of(manifest)}, and this one has "
+            f"{capability[0]}.{capability[1]}; rebuild the engine for it, or use another GPU."
         )
+
+
+def capabilities_of(manifest: Manifest) -> str:
+    """Return the GPUs that the plans run on, in words."""
+    return ", ".join(manifest.plan_capabilities) + (" and later" if manifest.plan_is_portable else "")
 
 
 def _release(version: str) -> tuple[str, ...]:

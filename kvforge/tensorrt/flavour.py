@@ -8,6 +8,17 @@ if TYPE_CHECKING:
     import torch
 
 
+class Contexts(Protocol):
+    """Makes the execution contexts of one plan on the current GPU."""
+
+    def make(self, repeated: bool) -> Any:
+        """Return a context whose working memory the caller gives, None where TensorRT makes none. One that is
+        ``repeated`` runs the same sizes at the same addresses again and again."""
+
+    def keep(self) -> None:
+        """Keep what was compiled for this GPU for the next start, where anything is."""
+
+
 class Flavour(Protocol):
     """A module with these names."""
 
@@ -16,6 +27,12 @@ class Flavour(Protocol):
 
     IS_CHECKED: bool
     """Whether networks and logs are held against what they should be: where a builder has shown what they look like."""
+
+    RECORDS_RUNS: bool
+    """Whether a repeated context records its run as a CUDA graph by itself."""
+
+    def contexts(self, engine: Any, plan: Path) -> Contexts:
+        """Return what makes the contexts of an ``ICudaEngine``, which was loaded from the file ``plan``."""
 
     def load(self) -> Any:
         """Return its Python module; raises MissingToolError where it cannot be imported."""
@@ -28,6 +45,9 @@ class Flavour(Protocol):
         Raises:
             BuildError: it builds for no such GPU, such a GPU has no such cache, or it needs a GPU and there is none.
         """
+
+    def is_portable(self, asked: str) -> bool:
+        """Return whether plans also run on GPUs that are later than those that ``capabilities`` returns."""
 
     def register_plugins(self) -> None:
         """Make the plugins known in this process."""

@@ -1,8 +1,11 @@
 """TensorRT for RTX: builds on any machine, for GPUs that need not be there; they compile the plan when they load it."""
 
+import contextlib
 import ctypes
+import hashlib
 import importlib
 import importlib.util
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,8 @@ import torch
 
 from kvforge.common.errors import BuildError, MissingToolError, first_line
 from kvforge.common.extras import how_to_install
+from kvforge.tensorrt.flavour import Contexts
+from plugins.build import cache_dir
 from plugins.errors import PluginError
 from plugins.triton_cache import check_capability
 from plugins.trt_plugins import register_rtx_plugins
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "tensorrt-rtx"
 IS_CHECKED = True
+RECORDS_RUNS = True
 
 PORTABLE = (80, 86, 89, 120)
 """What it builds for unless told otherwise."""
@@ -28,7 +34,7 @@ KNOWN = (*PORTABLE, 121)
 """What it can be told to build for, of the GPUs that run our kernels."""
 
 _CORE, _PARSER = "libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1"
-_links: list[tempfile.TemporaryDirectory] = []
+_links: list[Path | tempfile.TemporaryDirectory[str]] = []
 """Where the libraries were loaded from: the parser looks there as long as the process lives."""
 
 
@@ -55,12 +61,30 @@ def _load_libraries() -> None:
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("no module tensorrt_rtx_libs")
     installed = Path(next(iter(spec.submodule_search_locations)))
-    links = tempfile.TemporaryDirectory(prefix="kvforge-")
-    for link, library in ((_CORE, _CORE), (_PARSER, _PARSER), (_CORE.removesuffix(".1"), _CORE)):
-        (Path(links.name) / link).symlink_to(installed / library)
-    _links.append(links)
+    folder = links_folder(installed)
+    _links.append(folder)
     for library in (_CORE, _PARSER):
-        ctypes.CDLL(str(Path(links.name) / library))
+        ctypes.CDLL(str(Path(folder if isinstance(folder, Path) else folder.name) / library))
+
+
+def links_folder(installed: Path) -> Path | tempfile.TemporaryDirectory[str]:
+    """Return a folder with links to the libraries in ``installed``: one below the cache for all processes, as one that
+    is killed removes nothing; where that cannot be written, a temporary one."""
+    try:
+        shared = cache_dir() / NAME / hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
+        shared.mkdir(parents=True, exist_ok=True)
+        _link(installed, shared)
+    except (OSError, PluginError):  # PluginError: there is no cache
+        own = tempfile.TemporaryDirectory(prefix="kvforge-")
+        _link(installed, Path(own.name))
+        return own
+    return shared
+
+
+def _link(installed: Path, folder: Path) -> None:
+    for name, library in ((_CORE, _CORE), (_PARSER, _PARSER), (_CORE.removesuffix(".1"), _CORE)):
+        with contextlib.suppress(FileExistsError):  # the folder's name says where it leads
+            (folder / name).symlink_to(installed / library)
 
 
 def capabilities(asked: str, kv_dtype: torch.dtype) -> tuple[int, ...]:
@@ -73,6 +97,11 @@ def capabilities(asked: str, kv_dtype: torch.dtype) -> tuple[int, ...]:
         if refusal is not None:
             raise BuildError(refusal)
     return chosen
+
+
+def is_portable(asked: str) -> bool:
+    """Return whether later GPUs run plans built for ``asked``, too: those of a list run on its GPUs alone."""
+    return asked == "auto"
 
 
 def _current() -> tuple[int, ...]:
@@ -110,6 +139,13 @@ def register_plugins() -> None:
 def network_flags() -> int:
     """Return no flags: networks are strongly typed."""
     return 0
+
+
+def contexts(engine: "trt.ICudaEngine", plan: Path) -> Contexts:
+    """Return what makes contexts that share a cache of compiled kernels beside the plan."""
+    from kvforge.tensorrt.rtx_contexts import RtxContexts
+
+    return RtxContexts(engine, plan)
 
 
 def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:

@@ -1,7 +1,5 @@
 """TensorRT 11: builds on the GPU that will run the plan, and takes the plugins' kernels into it."""
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +8,8 @@ import torch
 
 from kvforge.common.errors import BuildError, MissingToolError, first_line
 from kvforge.common.extras import how_to_install
+from kvforge.tensorrt.flavour import Contexts
+from kvforge.tensorrt.kept_file import write_kept
 from plugins.build import cache_dir
 from plugins.errors import PluginError
 from plugins.triton_cache import check_capability
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "tensorrt"
 IS_CHECKED = False
+RECORDS_RUNS = False
 
 
 def load() -> Any:
@@ -50,6 +51,11 @@ def capabilities(asked: str, kv_dtype: torch.dtype) -> tuple[int, ...]:
     return (capability,)
 
 
+def is_portable(asked: str) -> bool:
+    """Return False: a plan is for the GPU that it was built on."""
+    return False
+
+
 def register_plugins() -> None:
     """Make the plugins known in this process."""
     _register_plugins()
@@ -58,6 +64,25 @@ def register_plugins() -> None:
 def network_flags() -> int:
     """Return the flags of a network whose plugins have their kernels in the plan; networks are strongly typed."""
     return 1 << int(load().NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
+
+
+class TensorRT11Contexts:
+    """Makes contexts; kernels are compiled in the plan."""
+
+    def __init__(self, engine: "trt.ICudaEngine") -> None:
+        self._engine: trt.ICudaEngine = engine
+
+    def make(self, repeated: bool) -> "trt.IExecutionContext | None":
+        """See ``kvforge.tensorrt.flavour.Contexts``."""
+        return self._engine.create_execution_context(load().ExecutionContextAllocationStrategy.USER_MANAGED)
+
+    def keep(self) -> None:
+        """Nothing."""
+
+
+def contexts(engine: "trt.ICudaEngine", plan: Path) -> Contexts:
+    """Return what makes contexts of a plan."""
+    return TensorRT11Contexts(engine)
 
 
 def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
@@ -91,8 +116,4 @@ def _timing_cache(config: "trt.IBuilderConfig") -> "trt.ITimingCache":
 
 
 def _save_timing_cache(cache: "trt.ITimingCache") -> None:
-    file = timing_cache_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-        temporary.write(cache.serialize())
-    os.replace(temporary.name, file)
+    write_kept(timing_cache_file(), bytes(cache.serialize()))

@@ -91,7 +91,7 @@ def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) 
     """Compile the graphs into ``folder`` unless they are there, from the same sources for the same machine; prints each
     stage."""
     target = load_target(options.target)
-    target.check_toolchain()
+    target.check_toolchain(options)
     digest = digest_of(GRAPHS, repr((config, options, torch.__version__, target.isa(), target.MIN_ALIKE)))
     mark = folder / COMPLETE
     if mark.is_file() and mark.read_text() == digest:

@@ -139,7 +139,7 @@ def add_spec(shape: MassShape, blocks: Blocks) -> KernelSpec:
     return KernelSpec(
         name="attention_mass_add",
         function=attention_mass_add_kernel,
-        inputs=(*_inputs(shape, "scored"), *states, *_scales(shape), Pointer("totals", torch.float32)),
+        inputs=(Pointer("totals", torch.float32), *_inputs(shape, "scored"), *states, *_scales(shape)),
         sizes=_SIZES,
         outputs=tuple(Pointer(state.name + "_out", state.dtype) for state in states),
         constants=tuple(constants.items()),

@@ -119,6 +119,7 @@ def attention_mass_totals_kernel(
 
 @triton.jit
 def attention_mass_add_kernel(
+    totals,
     q,
     k_pool,
     query_start,
@@ -130,7 +131,6 @@ def attention_mass_add_kernel(
     mass,
     squares,
     k_scales,
-    totals,
     num_sequences,
     max_pages,
     max_state_pages,

@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
-from plugins.landmark_select import OPERATOR
+from plugins.landmark_select import CHOOSE, OPERATOR, SCORES
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT
 from plugins.onnx_node import Cache, OnnxNode
@@ -85,6 +85,7 @@ NODES = (
         outputs=("scores",),
         attributes=OPERATOR.attributes[:1],
         body=_scores,
+        calls=SCORES,
     ),
     OnnxNode(
         name="LandmarkSelectChoose",
@@ -93,5 +94,6 @@ NODES = (
         attributes=(("kv_heads", int), *OPERATOR.attributes[1:]),
         sizes={"kv_heads": ("landmarks", 2)},
         body=_choose,
+        calls=CHOOSE,
     ),
 )

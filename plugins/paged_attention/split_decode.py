@@ -11,9 +11,8 @@ from onnx import ModelProto, NodeProto, helper
 from plugins.onnx_body import DOMAIN
 
 _NODES = ("PagedAttention", "PagedAttentionDynamic")
-_WRITERS = ("RopePagedKvWrite", "RopePagedKvWriteDynamic")
+_FIRST_POOL_OF_WRITER = {"RopePagedKvWrite": 5, "RopePagedKvWriteDynamic": 5, "SelectedKvWrite": 10}
 _K_POOL_OF_ATTENTION = 1
-_FIRST_POOL_OF_WRITER = 5
 
 
 def split_decode(model: ModelProto, num_splits: Callable[[int], int]) -> int:
@@ -48,9 +47,9 @@ def split_decode(model: ModelProto, num_splits: Callable[[int], int]) -> int:
 
 def _graph_input(name: str, producers: dict[str, NodeProto]) -> str:
     """The pool that ``name`` is after any number of writes in place."""
-    while name in producers and producers[name].op_type in _WRITERS:
+    while name in producers and producers[name].op_type in _FIRST_POOL_OF_WRITER:
         node = producers[name]
-        name = node.input[_FIRST_POOL_OF_WRITER + list(node.output).index(name)]
+        name = node.input[_FIRST_POOL_OF_WRITER[node.op_type] + list(node.output).index(name)]
     return name
 
 

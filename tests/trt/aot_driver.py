@@ -152,7 +152,7 @@ def ask(
     )
 
 
-_KNOWN = ("FLOAT", "HALF", "BF16", "FP8", "INT8", "INT32")
+_KNOWN = ("FLOAT", "HALF", "BF16", "FP8", "INT8", "INT32", "INT64")
 
 
 def _described(trt: ModuleType, data_type: Any, shape: tuple[int, ...]) -> Any:

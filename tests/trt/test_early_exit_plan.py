@@ -41,6 +41,9 @@ class RecordingPlan:
     def make_contexts(self, workspace: torch.Tensor, stream: int) -> None:
         pass
 
+    def keep_kernels(self) -> None:
+        pass
+
     def run(self, inputs: dict, outputs: dict, stream: int, nothing: int) -> None:
         assert list(inputs) == ["survivor_index", "hidden"] and list(outputs) == ["logits"]
         outputs["logits"].copy_(inputs["hidden"][inputs["survivor_index"].long()].float().sum(1, keepdim=True))
@@ -49,16 +52,16 @@ class RecordingPlan:
 def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvforge.runtime.sessions import tensorrt as tensorrt_session
 
-    monkeypatch.setattr(tensorrt_session, "_DEVICE", torch.device("cpu"))
     assert {name: tuple(names) for name, names in INPUTS.items()} == tensorrt_session.STEP_INPUTS
     assert tensorrt_session.RESULTS == EXPORTED_RESULTS
     manifest = dataclasses.replace(fake_manifest(), early_exit=True, dtype="bfloat16", vocab_size=7)
     fake_current_stream(monkeypatch)
     stream = FakeStream()
-    session = tensorrt_session.TensorRTSession(manifest, {"early_exit": RecordingPlan()}, stream)
+    others, cpu = {"lower": RecordingPlan(), "upper": RecordingPlan()}, torch.device("cpu")
+    session = tensorrt_session.TensorRTSession(manifest, {**others, "early_exit": RecordingPlan()}, stream, cpu)
     hidden = torch.arange(10).view(5, 2).to(torch.bfloat16)
     logits = session.early_exit(hidden, torch.tensor([4, 1], dtype=torch.int32))
     assert logits.dtype == torch.float32 and logits.tolist() == [[17.0] * 7, [5.0] * 7]
-    session = tensorrt_session.TensorRTSession(manifest, {"upper": RecordingPlan()}, stream)
+    session = tensorrt_session.TensorRTSession(manifest, others, stream, cpu)
     with pytest.raises(EngineError, match="no early exit"):
         session.early_exit(hidden, torch.tensor([4], dtype=torch.int32))

@@ -3,8 +3,10 @@ run."""
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ import torch
 
 from kvforge.common.errors import BuildError, EngineError
 from kvforge.compiler import tensorrt_process
-from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.build import build_engine
+from kvforge.compiler.options import BuildOptions, ResolvedOptions
+from kvforge.compiler.targets import tensorrt
+from kvforge.kv_policies import parse
 from kvforge.manifest import load_manifest, load_plans, verify_files
 from kvforge.tensorrt import compatibility, rtx
 from tests.support.models.checkpoints import make_checkpoint
@@ -51,7 +56,7 @@ def test_the_manifest_says_what_built_the_plans(engine: Path) -> None:
         manifest.files
     )
     assert (manifest.isa, manifest.plan_builder) == (("tensorrt-rtx",), "tensorrt-rtx")
-    assert manifest.plan_capabilities == ("8.9", "12.0") and manifest.plan_version
+    assert manifest.plan_capabilities == ("8.9", "12.0") and manifest.plan_version and not manifest.plan_is_portable
     attends = ("PagedAttentionCombineDynamic", "PagedAttentionPartialDynamic")
     assert manifest.plan_plugins == (*attends, "RopePagedKvWriteDynamic")
     plans = load_plans(engine, manifest)
@@ -82,11 +87,16 @@ PLANS = dataclasses.replace(
     ("changes", "version", "capability", "message"),
     [
         ({}, "1.7.1.116", (8, 9), ""),
-        ({}, "1.7.2.5", (9, 0), ""),
+        ({}, "1.7.2.5", (12, 0), ""),
+        ({"plan_is_portable": True}, "1.7.2.5", (9, 0), ""),
+        ({"plan_is_portable": True}, "1.7.2.5", (12, 1), ""),
         ({"plan_builder": None}, "1.7.1.116", (7, 5), ""),
         ({"plan_builder": "tensorrt"}, "1.7.1.116", (8, 9), "has plans of TensorRT, and here TensorRT for RTX is used"),
         ({}, "1.8.0.1", (8, 9), r"has plans of TensorRT for RTX 1\.7\.1\.116, and this is 1\.8\.0\.1; install that"),
         ({}, "1.7.1.116", (8, 6), r"compute capability 8\.9, 12\.0, and this one has 8\.6; rebuild the engine for it"),
+        ({}, "1.7.1.116", (9, 0), r"compute capability 8\.9, 12\.0, and this one has 9\.0; rebuild the engine for it"),
+        ({}, "1.7.1.116", (12, 1), r"compute capability 8\.9, 12\.0, and this one has 12\.1"),
+        ({"plan_is_portable": True}, "1.7.1.116", (8, 6), r"capability 8\.9, 12\.0 and later, and this one has 8\.6"),
     ],
 )
 def test_plans_of_another_machine(
@@ -133,6 +143,51 @@ def test_compute_capabilities(
         rtx.capabilities(asked, kv_dtype)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"compute_capabilities": "9.0"}, "'9.0' is not one"),
+        ({"compute_capabilities": "8.0", "kv_dtype": "fp8"}, "FP8"),
+    ],
+)
+def test_gpus_are_refused_before_any_work(
+    given: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", cut=1, num_hidden_layers=2, dtype=torch.bfloat16)
+    monkeypatch.setattr(tensorrt, "builds_plans", lambda: True)
+    monkeypatch.setattr(tensorrt, "flavour", lambda: rtx)
+    stages: list[str] = []
+    with pytest.raises(BuildError, match=message):
+        build_engine(
+            checkpoint, tmp_path / "engine", BuildOptions("tensorrt", max_num_seqs=4, **given), progress=stages.append
+        )
+    assert stages == ["read"] and not (tmp_path / "engine").exists()
+
+
+def test_a_killed_builder_leaves_nothing(tmp_path: Path) -> None:
+    """The libraries are loaded by links that all processes share."""
+    pytest.importorskip("tensorrt_rtx_libs")
+    program = "import os, signal; from kvforge.tensorrt import rtx; rtx.load(); os.kill(os.getpid(), signal.SIGKILL)"
+    scratch, cache = tmp_path / "tmp", tmp_path / "cache"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch), "KVFORGE_CACHE": str(cache)}
+    for _ in range(2):
+        result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=False)
+        assert result.returncode == -signal.SIGKILL
+    assert not list(scratch.glob("kvforge-*"))
+    (folder,) = (cache / "tensorrt-rtx").iterdir()
+    assert len(list(folder.iterdir())) == 3 and all(link.exists() for link in folder.iterdir())
+
+
+def test_links_where_the_cache_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "file" / "cache"))
+    folder = rtx.links_folder(tmp_path)
+    assert isinstance(folder, tempfile.TemporaryDirectory)
+    assert len(list(Path(folder.name).iterdir())) == 3
+    folder.cleanup()
+
+
 def test_rtx_knows_these_gpus() -> None:
     names = [f"trt.ComputeCapability.SM{capability}" for capability in rtx.KNOWN]
     assert ask_rtx("api_names", {"names": names}) == {"unknown": []}
@@ -153,6 +208,12 @@ def test_a_builder_that_ends(script: str, message: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(tensorrt_process.sys, "executable", str(program))
     with pytest.raises(BuildError, match=message):
         tensorrt_process.build_plans_apart(tmp_path, OPTIONS, lambda stage: None)
+
+
+@pytest.mark.parametrize("policy", ["full", "snapkv:window=8", "shadowkv:rank=8,chunk_size=4,sparse_budget=32"])
+def test_the_builder_gets_the_options(policy: str) -> None:
+    options = dataclasses.replace(OPTIONS, kv_scales=((1.5, 2.0),), policy=parse(policy), early_exit=True)
+    assert tensorrt_process._from_json(tensorrt_process._as_json(options)) == options
 
 
 def test_the_builders_stages_and_answer_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

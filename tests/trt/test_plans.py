@@ -11,10 +11,11 @@ import pytest
 
 from kvforge.costs.weights import weight_bytes
 from kvforge.planning.shape import shape_of_config
-from tests.support.tensorrt.claims import Claim, claimed_values, claims, is_claimed, values
+from tests.support.tensorrt.claims import POLICIES, Claim, claim_with, claimed_values, claims, is_claimed, values
 from tests.support.tensorrt.rtx import ask_rtx
 
 CLAIMS = claims()
+SHADOWKV = POLICIES["shadowkv"]
 PORTABLE = ["8.0", "8.6", "8.9", "12.0"]
 
 
@@ -34,8 +35,10 @@ def test_each_claimed_value_is_built_and_no_other() -> None:
     assert all(map(is_claimed, CLAIMS))
     for name, claimed in claimed_values().items():
         assert {getattr(claim, name) for claim in CLAIMS} == set(claimed), name
-        assert not any(is_claimed(dataclasses.replace(Claim(), **{name: v})) for v in set(values()[name]) - {*claimed})
-    assert {"llama", "qwen3"} <= set(claimed_values()["family"]) and "full" in claimed_values()["kv_policy"]
+        assert all(claim_with(name, value) is None for value in set(values()[name]) - {*claimed})
+    assert {"llama", "qwen3"} <= set(claimed_values()["family"])
+    assert {"full", "streaming", "snapkv", "h2o", "roco", SHADOWKV} <= set(claimed_values()["kv_policy"])
+    assert not {"quest", "adakv", "expected"} & set(claimed_values()["kv_policy"])
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=case_id)
@@ -48,9 +51,23 @@ def test_a_plan_of_every_graph(claim: Claim, built: dict[Claim, dict[str, Any]])
     has_fp8 = claim.kv_dtype.startswith("fp8")
     assert fields["plan_builder"] == "tensorrt-rtx" and fields["plan_version"]
     assert fields["plan_capabilities"] == (PORTABLE[2:] if has_fp8 else PORTABLE)
+    assert fields["plan_is_portable"]
     ending = "Dynamic" if claim.options.has_scale_pools else ""
-    names = [f"{name}{ending}" for name in ("PagedAttentionCombine", "PagedAttentionPartial", "RopePagedKvWrite")]
-    assert fields["plan_plugins"] == names + (["SpeculativeVerify"] if claim.max_draft_len else [])
+    names = ["PagedAttentionCombine", "PagedAttentionPartial", "RopePagedKvWrite", *plugins_of_policy(claim)]
+    assert fields["plan_plugins"] == sorted(
+        [f"{name}{ending}" for name in names] + (["SpeculativeVerify"] if claim.max_draft_len else [])
+    )
+
+
+def plugins_of_policy(claim: Claim) -> list[str]:
+    """Without the ending of caches with dynamic scales."""
+    if claim.kv_policy == SHADOWKV:
+        return ["ChunkCacheUpdate", "LandmarkSelectChoose", "LandmarkSelectScores", "SelectedKvWrite"]
+    if claim.options.policy.operators != ("kvforge::attention_mass",):
+        assert claim.options.policy.operators == ()
+        return []
+    adds = "AddSquares" if "squares" in {pool.name for pool in claim.options.policy.named_pools} else "Add"
+    return ["AttentionMassTotals", f"AttentionMass{adds}"]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=case_id)
@@ -62,6 +79,11 @@ def test_the_kernels_are_in_the_plan(claim: Claim, built: dict[Claim, dict[str, 
         assert all([launch["capability"] for launch in found] == compiled for found in kernels[graph])
         entries = {launch["entry"] for found in kernels[graph] for launch in found}
         attends = {"paged_attention_partial_kernel", "paged_attention_combine_kernel"}
+        if claim.kv_policy == SHADOWKV:
+            attends |= {f"{name}_kernel" for name in ("chunk_cache_update", "selected_kv_write")}
+            attends |= {f"landmark_select_{step}_kernel" for step in ("choose", "scores")}
+        elif plugins_of_policy(claim):
+            attends |= {"attention_mass_totals_kernel", "attention_mass_add_kernel"}
         assert entries == {
             "lower": attends | {"rope_paged_kv_write_kernel"},
             "upper": attends,
@@ -78,6 +100,8 @@ def test_what_the_builder_says_of_sizes(claim: Claim, built: dict[Claim, dict[st
     twice = table if config.tie_embeddings else 0
     planned = weight_bytes(shape_of_config(config), claim.dtype) + twice
     slack = 2**12 * len(reports)  # padding, and what is in two graphs: norms and the frequencies of RoPE
+    if claim.kv_policy == SHADOWKV:  # both graphs have cos and sin of every position
+        planned, slack = planned + len(reports) * claim.options.max_seq_len * config.head_dim * 4, 2 * slack
     assert abs(sum(report["weight_bytes"] for report in reports.values()) - planned) <= slack
     assert all(report["plan_bytes"] > report["weight_bytes"] for report in reports.values())
     assert all(report["activation_bytes"] < 2**25 for report in reports.values())
@@ -92,6 +116,8 @@ WRONG = {
     "wide_product": "_wide in node_linear in FLOAT, not in BF16;",
     "wide_weight": "has the weight layers.0.o.weight_wide in FLOAT, not in BF16;",
     "forgotten_alias": "does not write it in place;",
+    "no_statistics": "has no output mass_0_out;",
+    "copied_statistics": "returns mass_0_out in other memory than mass_0: mass_0_out is no plugin's output;",
 }
 
 

@@ -48,6 +48,14 @@ def name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def test_a_library_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "NvInferRuntime.h").touch()
+    missing = tmp_path / "missing" / "folder" / "library.so"
+    assert trt_cpp.main(["--headers", str(tmp_path), "-o", str(missing)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"trt_cpp: error: {missing} cannot be written (No such file or directory); name a file in a")
+
+
 def test_random_cases(trt, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = random_cases()
     assert len(cases) >= 200 and {case.plugin for case in cases} == set(PLUGINS)

@@ -90,7 +90,7 @@ def run(plan, tokens, pages=8):
     from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(tokens, pages)
-    bound = bind(plan, "lower", {"input_ids": input_ids}, [pool], [hidden], writes_pools=True)
+    bound = bind(plan, "lower", {"input_ids": input_ids}, {"k_pool_0": pool}, [hidden])
     plan.run(*bound, stream=5, nothing=77)
     return input_ids, pool, hidden
 
@@ -131,6 +131,38 @@ def test_empty_tensors_have_an_address(plan, engine):
     assert engine.contexts[0].addresses["hidden"] == 77
 
 
+def test_repeated_runs_have_a_context_of_their_own(trt, engine, tmp_path, monkeypatch):
+    """Where TensorRT records runs itself: steps of generated tokens that are repeated, in the first profile alone."""
+    from kvforge.runtime.sessions import tensorrt_plan
+
+    made, kept = [], []
+
+    class Contexts:
+        def make(self, repeated):
+            made.append(repeated)
+            return engine.create_execution_context(None)
+
+        def keep(self):
+            kept.append(True)
+
+    flavour = SimpleNamespace(contexts=lambda *_: Contexts(), RECORDS_RUNS=True)
+    monkeypatch.setattr(tensorrt_plan, "flavour", lambda: flavour)
+    path = tmp_path / "lower.plan"
+    path.write_bytes(b"plan")
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: engine)
+    plan = tensorrt_plan.Plan(path, runtime, tensorrt_plan.PlanLogger())
+    plan.make_contexts(torch.empty(plan.workspace_bytes, dtype=torch.uint8), stream=5)
+    assert made == [False, False, True] and [one.profile for one in engine.contexts] == [0, 1, 0]
+    assert len({one.memory for one in engine.contexts}) == 1
+    run(plan, tokens=3)
+    plan.is_repeated = True
+    run(plan, tokens=3)
+    run(plan, tokens=5)
+    assert [len(one.runs) for one in engine.contexts] == [1, 1, 1] and not kept
+    plan.keep_kernels()
+    assert kept == [True]
+
+
 def test_a_failed_run_is_said(plan, engine):
     for context in engine.contexts:
         context.works = False
@@ -143,18 +175,26 @@ def test_another_engines_pools(plan):
     from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(3)
-    with pytest.raises(EngineError, match="has 1 pools and 2 outputs, not 2 and 3"):
-        bind(plan, "lower", {"input_ids": input_ids}, [pool, pool], [hidden], writes_pools=True)
-    with pytest.raises(EngineError, match=r"k_pool_0 of lower is torch\.float32 in the plan, not torch\.int8"):
-        bind(plan, "lower", {"input_ids": input_ids}, [pool.to(torch.int8)], [hidden], writes_pools=True)
+    step = {"input_ids": input_ids}
+    for pools, message in (
+        ({"k_pool_0": pool, "v_pool_0": pool}, "the plan of lower has no tensor v_pool_0"),
+        ({}, "the plan of lower has a tensor k_pool_0 that this runtime does not know"),
+        ({"k_pool_0": pool.to(torch.int8)}, r"k_pool_0 of lower is torch\.float32 in the plan, not torch\.int8"),
+    ):
+        with pytest.raises(EngineError, match=message):
+            bind(plan, "lower", step, pools, [hidden])
+    plan.outputs = ("hidden",)
+    with pytest.raises(EngineError, match="has no tensor k_pool_0_out"):
+        bind(plan, "lower", step, {"k_pool_0": pool}, [hidden])
 
 
 def test_inputs_that_a_graph_does_not_use(plan):
     from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(3)
-    inputs, _ = bind(plan, "lower", {"input_ids": input_ids, "positions": input_ids}, [pool], [hidden, pool], False)
-    assert list(inputs) == ["input_ids", "k_pool_0"]
+    step, pools = {"input_ids": input_ids, "positions": input_ids}, {"k_pool_0": pool, "position_0": pool}
+    inputs, outputs = bind(plan, "lower", step, pools, [hidden])
+    assert list(inputs) == ["input_ids", "k_pool_0"] and list(outputs) == ["hidden", "k_pool_0_out"]
 
 
 def test_a_plan_of_another_gpu(trt, tmp_path):

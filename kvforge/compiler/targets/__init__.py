@@ -26,8 +26,8 @@ Progress = Callable[[str], object]
 class Target(Protocol):
     """What a target's module offers."""
 
-    def check_toolchain(self) -> None:
-        """Raise BuildError when what the target needs to compile is missing here."""
+    def check_toolchain(self, options: ResolvedOptions) -> None:
+        """Raise BuildError when what the target needs to compile an engine with ``options`` is missing here."""
 
     def isa(self) -> tuple[str, ...]:
         """Return the architecture and the extensions that the compiled code will need."""

@@ -20,7 +20,7 @@ MIN_ALIKE = 24
 """A package takes as long to compile as some ten layers more in one."""
 
 
-def check_toolchain() -> None:
+def check_toolchain(options: ResolvedOptions) -> None:
     """Raise BuildError when there is no C++ compiler, or when it cannot be given the folders of a build."""
     check_compiler()
     check_paths(spaces=True)

@@ -22,9 +22,9 @@ MIN_ALIKE = 4
 """A layer takes some six seconds to compile on a GPU machine, and a package twelve."""
 
 
-def check_toolchain() -> None:
-    """Raise BuildError when there is no GPU that torch can use, no Triton, no C++ compiler or no CUDA toolkit,
-    or a folder whose name torch cannot give to the compiler."""
+def check_toolchain(options: ResolvedOptions) -> None:
+    """Raise BuildError when there is no GPU that torch can use, or one without the cache's format, no Triton, no C++
+    compiler or no CUDA toolkit, or a folder whose name torch cannot give to the compiler."""
     if not torch.cuda.is_available():
         raise BuildError(
             f"Target cuda compiles for the GPU of this machine, and torch {torch.__version__} sees none; build where "
@@ -37,7 +37,9 @@ def check_toolchain() -> None:
             "AOTInductor compiles against CUDA's headers (cuda.h), and no CUDA toolkit was found; install one or set "
             "CUDA_HOME."
         )
+    major, minor = torch.cuda.get_device_capability()
     try:
+        check_capability(options.torch_kv_dtype, 10 * major + minor)
         cuda_ops.register()
     except PluginError as error:
         raise BuildError(str(error)) from error
@@ -61,13 +63,8 @@ def write_graphs(
     meanwhile.
 
     Raises:
-        BuildError: the GPU lacks the cache's format, a graph is not what the model says, or compilation failed.
+        BuildError: a graph is not what the model says, or compilation failed.
     """
-    major, minor = torch.cuda.get_device_capability()
-    try:
-        check_capability(options.torch_kv_dtype, 10 * major + minor)
-    except PluginError as error:
-        raise BuildError(str(error)) from error
     for name in options.graphs:
         progress(f"export {name}")
         graph = EXPORTS[name](config, options, "cuda")

@@ -32,15 +32,21 @@ def check_onnx() -> None:
         )
 
 
-def check_toolchain() -> None:
-    """Raise BuildError when the packages that write ONNX are missing, or a GPU here cannot run what TensorRT builds."""
+def check_toolchain(options: ResolvedOptions) -> None:
+    """Raise BuildError when the packages that write ONNX are missing, or plans are not built here for the GPUs that are
+    asked for."""
     check_onnx()
     if builds_plans():
         if importlib.util.find_spec("triton") is None:
             raise BuildError(
                 f"The kernels in plans are compiled by Triton; install it with {how_to_install(rtx.NAME)}."
             )
-        flavour().capabilities("auto", torch.bfloat16)
+        flavour().capabilities(options.compute_capabilities, options.torch_kv_dtype)
+    elif options.compute_capabilities != "auto":
+        raise BuildError(
+            "--compute-capabilities says what plans are built for, and nothing here builds plans; install TensorRT for "
+            f"RTX with {how_to_install(rtx.NAME)}, or leave it out."
+        )
 
 
 def isa() -> tuple[str, ...]:
@@ -72,13 +78,6 @@ def write_graphs(
     from kvforge.compiler.onnx_export import write_onnx
 
     with_plans = builds_plans()
-    if with_plans:
-        flavour().capabilities(options.compute_capabilities, options.torch_kv_dtype)
-    elif options.compute_capabilities != "auto":
-        raise BuildError(
-            "--compute-capabilities says what plans are built for, and nothing here builds plans; install TensorRT for "
-            f"RTX with {how_to_install(rtx.NAME)}, or leave it out."
-        )
     for name in options.graphs:
         progress(f"export {name}")
         write_onnx(name, config, options, staging / RANK_DIR / f"{name}.onnx", staging / WEIGHTS_FILE)

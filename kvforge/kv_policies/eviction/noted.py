@@ -19,7 +19,7 @@ class NotesTokens(Eviction):
         super().__init_subclass__()
         cls.state_inputs = (*(one for one in cls.state_inputs if one not in NOTE_INPUTS), *NOTE_INPUTS)
         cls.slot_columns = (*(name for name in cls.slot_columns if name != "note_from"), "note_from")
-        cls.needs = cls.needs | {Need.ATTENTION_SCORES}
+        cls.needs = cls.needs | {Need.ATTENTION_SCORES, Need.PLAIN_WRITES}
 
     @property
     @abstractmethod

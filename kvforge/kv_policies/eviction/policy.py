@@ -65,7 +65,7 @@ class Eviction(KVPolicy):
     depend on others."""
     rewrites_pages: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER, Need.ONE_QUERY, Need.GLOBAL_ATTENTION, Need.SEQUENCE_STATE}
+        {Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER, Need.ONE_QUERY, Need.GLOBAL_ATTENTION}
     )
     counters: ClassVar[Mapping[str, str]] = {
         "evictions": "Times that a sequence's cache was cut down to its budget",

@@ -31,7 +31,6 @@ class Quest(KVPolicy):
             Need.PLAIN_ELEMENTS,
             Need.PER_HEAD_LENGTHS,
             Need.GLOBAL_ATTENTION,
-            Need.SEQUENCE_STATE,
         }
     )
     slot_columns: ClassVar[tuple[str, ...]] = ("num_chunks",)

@@ -35,7 +35,6 @@ class ShadowKV(PromptChunks, KVPolicy):
             Need.ONE_QUERY,
             Need.PLAIN_ELEMENTS,
             Need.GLOBAL_ATTENTION,
-            Need.SEQUENCE_STATE,
         }
     )
     slot_columns: ClassVar[tuple[str, ...]] = ("num_chunks", "num_selected")

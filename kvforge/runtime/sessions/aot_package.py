@@ -28,15 +28,27 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
     Raises:
         EngineError: the file is damaged, or there is no memory for it.
     """
+    if torch.device(device).type != "cpu":
+        return load_tensors(engine_dir, None, device)
+    with _readable(engine_dir / WEIGHTS_FILE) as file:
+        return _in_large_pages(file)
+
+
+def load_tensors(engine_dir: Path, names: Sequence[str] | None, device: str) -> dict[str, Tensor]:
+    """Return those weights that have these names, all where None is given; raises EngineError as ``load_weights``
+    does."""
+    with _readable(engine_dir / WEIGHTS_FILE) as path, safe_open(path, framework="pt", device=device) as file:
+        return {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[Path]:
     try:
-        if torch.device(device).type == "cpu":
-            return _in_large_pages(engine_dir / WEIGHTS_FILE)
-        with safe_open(engine_dir / WEIGHTS_FILE, framework="pt", device=device) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        yield file
     except (SafetensorError, OSError) as error:
-        raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
+        raise EngineError(f"{file} is damaged ({error}); rebuild the engine.") from error
     except MemoryError as error:
-        raise EngineError(f"there is no memory for {engine_dir / WEIGHTS_FILE} ({error}); free some.") from error
+        raise EngineError(f"there is no memory for {file} ({error}); free some.") from error
 
 
 def _in_large_pages(path: Path) -> dict[str, Tensor]:

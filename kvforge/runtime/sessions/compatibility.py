@@ -11,12 +11,32 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.missing import NO_ROPE_TABLES
 
+ROPE_TABLES = ("rope_cos", "rope_sin")
+"""The names of cos and sin of every position among an engine's weights."""
+
+
+def register_transitions(manifest: Manifest) -> None:
+    """Make the operators run on a GPU where the KV policy changes caches there, between steps.
+
+    Raises:
+        EngineError: there is no Triton, which compiles them.
+    """
+    if not manifest.policy.has_transitions:
+        return
+    from plugins import PluginError, cuda_ops
+
+    try:
+        cuda_ops.register()
+    except PluginError as error:
+        raise EngineError(str(error)) from error
+
 
 def rope_tables(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return an engine's cos and sin of every position; raises EngineError where it has none."""
-    if "rope_cos" not in weights:
+    if not weights.keys() >= {*ROPE_TABLES}:
         raise EngineError(NO_ROPE_TABLES)
-    return weights["rope_cos"], weights["rope_sin"]
+    cos, sin = (weights[name] for name in ROPE_TABLES)
+    return cos, sin
 
 
 def check_torch(manifest: Manifest, engine_dir: Path) -> None:

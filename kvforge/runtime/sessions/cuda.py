@@ -12,7 +12,12 @@ from torch import Tensor
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, unpacking_into
-from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
+from kvforge.runtime.sessions.compatibility import (
+    check_operators,
+    check_torch,
+    register_transitions,
+    rope_tables,
+)
 from kvforge.runtime.sessions.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
@@ -193,6 +198,7 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:
     check_torch(manifest, engine_dir)
     check_operators(manifest, engine_dir)
     check_gpu(manifest, engine_dir)
+    register_transitions(manifest)
     try:
         weights = load_weights(engine_dir, "cuda")
     except torch.OutOfMemoryError as error:

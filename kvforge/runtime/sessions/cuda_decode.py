@@ -82,7 +82,7 @@ class DecodeGraphs:
         self, manifest: Manifest, lower: Graph, upper: Graph, buffers: tuple[StepBuffer, StepBuffer], capture: Capture
     ) -> None:
         self._policy = manifest.policy
-        self._max_seqs = manifest.max_num_seqs
+        self._max_seqs = min(manifest.max_num_seqs, manifest.max_num_tokens)
         self._max_columns = -(-manifest.max_seq_len // manifest.page_size)
         self._lower, self._upper = lower, upper
         self._lower_buffer, self._upper_buffer = buffers

@@ -1,9 +1,8 @@
-"""An engine of target ``tensorrt``: its plans on one GPU and the allocation of its cache there."""
+"""An engine of target ``tensorrt``: its plans on one GPU in the place of target ``cuda``'s packages."""
 
-import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -11,11 +10,12 @@ from torch import Tensor
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import EngineError
 from kvforge.manifest import RANK_DIR, Manifest
-from kvforge.runtime.sessions.compatibility import check_operators
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
-from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
-from kvforge.runtime.sessions.pools import Pools, allocate_pools
-from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.sessions.aot_package import load_tensors
+from kvforge.runtime.sessions.compatibility import ROPE_TABLES, check_operators, register_transitions
+from kvforge.runtime.sessions.cuda import CudaSession
+from kvforge.runtime.sessions.cuda_decode import Capture, Captured, GraphRecorder
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.tensorrt_plan import Plan, plan_logger
 from kvforge.tensorrt.api import trt
 from kvforge.tensorrt.compatibility import check_plans
@@ -37,61 +37,46 @@ RESULTS = {
 }
 """Names of each graph's outputs that are no pools."""
 
-_POOL_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
-_POOL_NAME = re.compile(rf"({'|'.join(_POOL_ROLES)})_(\d+)(?:_out)?")
+_CACHE_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
+_WRITTEN = "_out"
+"""What the name of a pool ends in where it comes out again."""
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside plans and results that the K,V cache gets unless told otherwise."""
 
-_DEVICE = torch.device("cuda")
 
+class TensorRTSession(CudaSession):
+    """The plans of an engine on the current GPU: a ``CudaSession`` whose graphs they are.
 
-class TensorRTSession(Session):
-    """The graphs of an engine on the current GPU; see ``kvforge.runtime.sessions.session.Session``.
-
-    Step tensors come from the CPU; ``hidden`` and the pools stay on the GPU. All runs are on one stream.
+    Args:
+        stream: on which plans run, because TensorRT waits for the device on the default one.
+        tables: cos and sin of every position on the GPU, where the KV policy needs them.
+        capture: how decode steps are recorded; None runs all steps directly.
     """
 
-    def __init__(self, manifest: Manifest, plans: dict[str, Plan], stream: torch.cuda.Stream) -> None:
-        self.manifest = manifest
-        self._upper_pools = manifest.upper_pools
+    def __init__(
+        self,
+        manifest: Manifest,
+        plans: dict[str, Plan],
+        stream: torch.cuda.Stream,
+        device: torch.device,
+        tables: Mapping[str, Tensor] = MappingProxyType({}),
+        capture: Capture | None = None,
+    ) -> None:
         self._plans = plans
-        self._stream = stream
         size = max(plan.workspace_bytes for plan in plans.values())
-        self._workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=_DEVICE)
-        # TensorRT wants an address for a tensor without elements, too.
-        self._nothing = torch.zeros(256, dtype=torch.uint8, device=_DEVICE)
+        self._workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
         for plan in plans.values():
             plan.make_contexts(self._workspace, stream.cuda_stream)
+            plan.keep_kernels()
+        graphs = {name: PlanGraph(name, plan, manifest, stream, device) for name, plan in plans.items()}
+        super().__init__(manifest, dict(tables), dict(graphs), device, capture)
 
-    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU."""
-        shape = (step.input_ids.shape[0], self.manifest.hidden_size)
-        hidden = self._empty(shape, COMPUTE_DTYPES[self.manifest.dtype])
-        self._run("lower", step.inputs, pools, [hidden], writes_pools=True)
-        return hidden
-
-    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
-        logits = self._empty((step.survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
-        self._run("upper", step.inputs, pools[self._upper_pools], [logits])
-        return self._to_cpu(logits)
-
-    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
-        """Run the head at the cut on the R survivors; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
-        if "early_exit" not in self._plans:
-            raise EngineError(NO_EARLY_EXIT)
-        logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
-        self._run("early_exit", (hidden, survivor_index), [], [logits])
-        return self._to_cpu(logits)
-
-    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
-        """Verify drafts; returns (accepted, next_token), each int32 ``[S]`` on the CPU."""
-        if "verify" not in self._plans:
-            raise EngineError(NO_DRAFTS)
-        accepted, next_token = (self._empty(step.temperature.shape, torch.int32) for _ in range(2))
-        self._run("verify", step, [], [accepted, next_token])
-        return self._to_cpu(accepted), self._to_cpu(next_token)
+    def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
+        """As ``CudaSession.warm_up``; kernels that were compiled on the way are kept for the next start."""
+        super().warm_up(pools, seq_len, max_num_seqs)
+        for plan in self._plans.values():
+            plan.keep_kernels()
 
     def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.sessions.pools``.
@@ -99,13 +84,16 @@ class TensorRTSession(Session):
         Raises:
             EngineError: more pages than the engine was built for.
         """
-        maximum = self._max_pages()
-        if num_pages > maximum:
-            raise EngineError(
-                f"the engine was built for at most {maximum} pages, not {num_pages}; lower --kv-cache-gib."
-            )
-        with torch.cuda.stream(self._stream):
-            return allocate_pools(self.manifest, num_pages, _DEVICE)
+        wanted = {"cache": num_pages, "pages": state_pages}
+        kinds = dict.fromkeys(_CACHE_ROLES, "cache") | {pool.name: pool.rows for pool in self._policy.named_pools}
+        for graph in ("lower", "upper"):
+            for name in self._pools_of(graph):
+                count, maximum = wanted.get(kinds[_role(name)], 0), self._plans[graph].largest(name, 0)
+                if count > maximum:
+                    raise EngineError(
+                        f"the engine was built for at most {maximum} pages, not {count}; lower --kv-cache-gib."
+                    )
+        return super().allocate_pools(num_pages, state_pages, num_slots)
 
     def default_kv_cache_gib(self) -> float:
         """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside a
@@ -113,83 +101,152 @@ class TensorRTSession(Session):
         manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
         logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.early_exit else 1)
         results = 4 * (manifest.max_num_tokens * manifest.hidden_size + logits)
-        maximum = self._max_pages() * manifest.page_bytes
+        names = [name for name in self._pools_of("lower") if _role(name) in _CACHE_ROLES]
+        maximum = min(self._plans["lower"].largest(name, 0) for name in names) * manifest.page_bytes
         return max(0.0, min((free - results) * CACHE_FRACTION, maximum)) / 2**30
 
-    def _max_pages(self) -> int:
-        plan = self._plans["lower"]
-        return min(plan.largest(name, 0) for name in plan.inputs if name not in STEP_INPUTS["lower"])
+    def _pools_of(self, graph: str) -> list[str]:
+        of_step = {*STEP_INPUTS[graph], *(one.name for one in self._policy.state_inputs)}
+        return [name for name in self._plans[graph].inputs if name not in of_step]
 
-    def _run(
-        self, graph: str, step: tuple[Tensor, ...], pools: Pools, outputs: list[Tensor], writes_pools: bool = False
+
+class PlanGraph:
+    """A plan as ``CudaSession`` calls a graph: flat inputs on the GPU to flat results, pools written in place."""
+
+    def __init__(
+        self, name: str, plan: Plan, manifest: Manifest, stream: torch.cuda.Stream, device: torch.device
     ) -> None:
-        plan, flat = self._plans[graph], list(itertools.chain.from_iterable(pools))
-        # The caller may gather rows of hidden states on its own stream, between runs.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            tensors = dict(zip(STEP_INPUTS[graph], (x.to(_DEVICE, non_blocking=True) for x in step), strict=True))
-            inputs, results = bind(plan, graph, tensors, flat, outputs, writes_pools)
-            plan.run(inputs, results, self._stream.cuda_stream, self._nothing.data_ptr())
-        torch.cuda.current_stream().wait_stream(self._stream)
+        owners = {"lower": manifest.owners, "upper": manifest.owners[manifest.upper_pools]}.get(name, ())
+        state = manifest.policy.state_inputs if name in ("lower", "upper") else ()
+        self._name, self._plan, self._manifest = name, plan, manifest
+        self._pools = pool_names(manifest, owners)
+        self._inputs = (*STEP_INPUTS[name], *self._pools, *(one.name for one in state))
+        self._stream, self._device = stream, device
+        # TensorRT wants an address for a tensor without elements, too.
+        self._nothing = torch.zeros(256, dtype=torch.uint8, device=device)
 
-    def _empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-        with torch.cuda.stream(self._stream):
-            return torch.empty(shape, dtype=dtype, device=_DEVICE)
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Queue a run behind what the current stream has, and that stream behind it; returns the results.
 
-    def _to_cpu(self, tensor: Tensor) -> Tensor:
+        Under capture of a CUDA graph the run is part of that graph.
+        """
+        given = dict(zip(self._inputs, tensors, strict=True))
+        current = torch.cuda.current_stream()
+        if torch.cuda.is_current_stream_capturing():
+            return self._run(given, current)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            return tensor.cpu()  # waits for the stream
+            results = self._run(given, self._stream)
+        current.wait_stream(self._stream)
+        return results
+
+    def _run(self, given: dict[str, Tensor], stream: torch.cuda.Stream) -> list[Tensor]:
+        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._results(given)]
+        pools = {name: _as_plugins_have_it(given[name]) for name in self._pools}
+        step = {name: tensor for name, tensor in given.items() if name not in pools}
+        inputs, outputs = bind(self._plan, self._name, step, pools, results)
+        self._plan.run(inputs, outputs, stream.cuda_stream, self._nothing.data_ptr())
+        return results
+
+    def _results(self, given: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        manifest = self._manifest
+        if self._name == "lower":
+            return [((given["input_ids"].shape[0], manifest.hidden_size), COMPUTE_DTYPES[manifest.dtype])]
+        if self._name == "verify":
+            return [(tuple(given["temperature"].shape), torch.int32)] * 2
+        return [((given["survivor_index"].shape[0], manifest.vocab_size), torch.float32)]
+
+
+class RepeatedRuns:
+    """A ``Capture`` for a TensorRT that records runs itself: a decode step is the same run on the same addresses."""
+
+    def __init__(self, plans: Collection[Plan]) -> None:
+        self._plans = plans
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Captured, Tensor]:
+        """Run ``function`` once, in the contexts that record what they run."""
+
+        def run() -> Tensor:
+            for plan in self._plans:
+                plan.is_repeated = True
+            try:
+                return function()
+            finally:
+                for plan in self._plans:
+                    plan.is_repeated = False
+
+        return _Again(run), run()
+
+
+class _Again:
+    def __init__(self, run: Callable[[], Tensor]) -> None:
+        self._run = run
+
+    def replay(self) -> None:
+        """Queue the work."""
+        self._run()
+
+
+def pool_names(manifest: Manifest, owners: Sequence[int]) -> list[str]:
+    """Return what plans call the tensors of these owners' pools, in the pools' order."""
+    cache = _CACHE_ROLES if manifest.kv_format.scales == "dynamic" else _CACHE_ROLES[:2]
+    roles = (*cache, *(pool.name for pool in manifest.policy.named_pools))
+    return [f"{role}_{owner}" for owner in owners for role in roles]
 
 
 def bind(
     plan: Plan,
     graph: str,
     step: Mapping[str, Tensor],
-    pools: Sequence[Tensor],
+    pools: Mapping[str, Tensor],
     results: Sequence[Tensor],
-    writes_pools: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return a plan's inputs and outputs by name.
 
-    Pools are given in owner order and found by their names, in whatever order the plan has them; what goes in and what
-    comes out is the same tensor. Inputs that a graph does not use may be missing from its plan.
-    Raises EngineError when the plan has other tensors.
+    A pool that comes out again is the tensor that went in. Inputs that a graph does not use may be missing from its
+    plan, and pools of the KV policy that it does not touch. Raises EngineError when the plan has other tensors.
     """
-    names = _owner_order(name for name in plan.inputs if name not in step)
-    written = _owner_order(name for name in plan.outputs if name not in RESULTS[graph])
-    outputs = [*results, *(pools if writes_pools else ())]
-    if len(names) != len(pools) or len(outputs) != len(plan.outputs):
+    known = {**step, **pools}
+    made = dict(zip(RESULTS[graph], results, strict=True)) | {f"{name}{_WRITTEN}": pools[name] for name in pools}
+    names = [*(name for name in plan.inputs if name not in known), *(name for name in plan.outputs if name not in made)]
+    if names:
         raise EngineError(
-            f"the plan of {graph} has {len(names)} pools and {len(plan.outputs)} outputs, not {len(pools)} and "
-            f"{len(outputs)}; rebuild the engine."
+            f"the plan of {graph} has a tensor {names[0]} that this runtime does not know; rebuild the engine."
         )
-    inputs = {name: step[name] for name in plan.inputs if name in step} | dict(zip(names, pools, strict=True))
-    bound = dict(zip((*RESULTS[graph], *written), outputs, strict=True))
-    for name, tensor in (*inputs.items(), *bound.items()):
+    needed = [name for name in pools if _role(name) in _CACHE_ROLES]
+    missing = [
+        *(name for name in needed if name not in plan.inputs),
+        *(name for name in RESULTS[graph] if name not in plan.outputs),
+        *(f"{name}{_WRITTEN}" for name in needed if graph == "lower" and f"{name}{_WRITTEN}" not in plan.outputs),
+    ]
+    if missing:
+        raise EngineError(f"the plan of {graph} has no tensor {missing[0]}; rebuild the engine.")
+    inputs = {name: known[name] for name in plan.inputs}
+    outputs = {name: made[name] for name in plan.outputs}
+    for name, tensor in (*inputs.items(), *outputs.items()):
         if tensor.dtype != plan.dtypes[name]:
             raise EngineError(
                 f"{name} of {graph} is {plan.dtypes[name]} in the plan, not {tensor.dtype}; rebuild the engine."
             )
-    return inputs, bound
+    return inputs, outputs
 
 
-def _owner_order(names: Iterable[str]) -> list[str]:
-    """Names of pools in the order in which they are given: by owner, then by role."""
+def _as_plugins_have_it(tensor: Tensor) -> Tensor:
+    """Plugins have no unsigned bytes, of which they ask only whether they are 0."""
+    return tensor.view(torch.int8) if tensor.dtype == torch.uint8 else tensor
 
-    def place(name: str) -> tuple[int, int]:
-        match = _POOL_NAME.fullmatch(name)
-        if match is None:
-            raise EngineError(f"the plan has a tensor {name} that this runtime does not know; rebuild the engine.")
-        return int(match[2]), _POOL_ROLES.index(match[1])
 
-    return sorted(names, key=place)
+def _role(name: str) -> str:
+    """What a pool of this name is."""
+    return name.rpartition("_")[0]
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
     """Load the plans of an engine on the current GPU.
 
     Raises:
-        EngineError: no GPU, or the plans are for another GPU or another TensorRT, or their operators are other ones.
+        EngineError: no GPU, or the plans are for another GPU or another TensorRT, or their operators are other ones,
+            or there is no Triton for a KV policy that changes caches.
     """
     if not torch.cuda.is_available():
         raise EngineError(
@@ -205,8 +262,14 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
                 "with build/build_tensorrt.py where it is."
             )
     check_plans(manifest, engine_dir, trt.__version__, torch.cuda.get_device_capability())
+    register_transitions(manifest)
     flavour().register_plugins()
     logger = plan_logger()
     runtime: trt.Runtime = trt.Runtime(logger)
     plans = {graph: Plan(file, runtime, logger) for graph, file in files.items()}
-    return TensorRTSession(manifest, plans, torch.cuda.Stream())
+    insertion = manifest.policy.layer_insertion()
+    has_tables = insertion is not None and insertion.needs_positions
+    tables = load_tensors(engine_dir, ROPE_TABLES, "cuda") if has_tables else {}
+    capture: Capture = RepeatedRuns(plans.values()) if flavour().RECORDS_RUNS else GraphRecorder()
+    device = torch.device("cuda", torch.cuda.current_device())
+    return TensorRTSession(manifest, plans, torch.cuda.Stream(), device, tables, capture)

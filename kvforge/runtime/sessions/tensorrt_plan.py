@@ -18,6 +18,7 @@ DTYPES = {
     trt.DataType.FP8: torch.float8_e4m3fn,
     trt.DataType.INT8: torch.int8,
     trt.DataType.INT32: torch.int32,
+    trt.DataType.INT64: torch.int64,
 }
 
 
@@ -41,7 +42,8 @@ def plan_logger() -> PlanLogger:
 
 
 class Plan:
-    """An engine of TensorRT with one execution context per optimisation profile.
+    """An engine of TensorRT with one execution context per optimisation profile, and where TensorRT records runs by
+    itself one more for those that are repeated: steps of generated tokens, while ``is_repeated``.
 
     Contexts share the memory that the caller gives, ``workspace_bytes`` of it: runs of one session follow each other
     on one stream.
@@ -68,18 +70,27 @@ class Plan:
         self.workspace_bytes = max(
             engine.get_device_memory_size_for_profile_v2(profile) for profile in range(len(self._ranges))
         )
+        self._makes_contexts = flavour().contexts(engine, path)
         self._contexts: list[trt.IExecutionContext] = []
+        self._repeated: trt.IExecutionContext | None = None
+        self.is_repeated = False
 
     def make_contexts(self, workspace: Tensor, stream: int) -> None:
         """Create the contexts in ``workspace`` (uint8, CUDA, at least ``workspace_bytes``), on a CUDA stream."""
-        for profile in range(len(self._ranges)):
-            context: trt.IExecutionContext | None = self._engine.create_execution_context(
-                trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            )
-            if context is None or not context.set_optimization_profile_async(profile, stream):
-                raise EngineError(f"{self._path} does not start ({self._logger.last_error}); free memory of the GPU.")
-            context.set_device_memory(workspace.data_ptr(), workspace.numel())
-            self._contexts.append(context)
+        self._contexts = [self._start(profile, workspace, stream) for profile in range(len(self._ranges))]
+        if flavour().RECORDS_RUNS:
+            self._repeated = self._start(0, workspace, stream, repeated=True)
+
+    def _start(self, profile: int, workspace: Tensor, stream: int, repeated: bool = False) -> "trt.IExecutionContext":
+        context: trt.IExecutionContext | None = self._makes_contexts.make(repeated)
+        if context is None or not context.set_optimization_profile_async(profile, stream):
+            raise EngineError(f"{self._path} does not start ({self._logger.last_error}); free memory of the GPU.")
+        context.set_device_memory(workspace.data_ptr(), workspace.numel())
+        return context
+
+    def keep_kernels(self) -> None:
+        """Keep what was compiled for this GPU until now for the next start."""
+        self._makes_contexts.keep()
 
     def largest(self, name: str, dim: int) -> int:
         """Return the largest size of a dimension of an input in any profile."""
@@ -92,9 +103,9 @@ class Plan:
         that a plugin updates in place has its input's address.
         Raises EngineError when the sizes are beyond the plan's limits or TensorRT reports a failure.
         """
-        context: trt.IExecutionContext = self._contexts[
-            self.choose_profile({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-        ]
+        profile = self.choose_profile({name: tuple(tensor.shape) for name, tensor in inputs.items()})
+        is_recorded = self.is_repeated and profile == 0 and self._repeated is not None
+        context: trt.IExecutionContext = self._repeated if is_recorded else self._contexts[profile]
         done = True
         for name, tensor in inputs.items():
             done &= context.set_input_shape(name, tuple(tensor.shape))

@@ -1,5 +1,6 @@
 """``kvforge doctor`` names every optional package, how to get an absent one, and what is too small for serving."""
 
+import dataclasses
 import json
 import os
 import resource
@@ -64,6 +65,25 @@ def test_an_installed_package_that_cannot_be_imported_is_broken(
     monkeypatch.setattr(doctor_command, "diagnose", lambda: [check])
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.startswith("BROKEN   broken-one")
+
+
+@pytest.mark.parametrize(("flavour", "extra"), [("tensorrt", "tensorrt"), ("tensorrt-rtx", "tensorrt-rtx")])
+def test_a_plan_builder_is_as_sound_as_its_packages(
+    flavour: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "installed_flavour", lambda: flavour)
+    use = doctor_packages.NEEDED_FOR[extra]
+    sound = [Check(one.distribution, "ok", "1.0", needed_for=use) for one in doctor_packages.PACKAGES]
+    assert doctor.plan_builder(sound).status == "ok"
+    python = Check("python", "ok", "3.11", needed_for=EVERY_COMMAND)
+    monkeypatch.setattr(doctor_command, "diagnose", lambda: [python, *sound, doctor.plan_builder(sound)])
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.count(use) == 1
+    for index, one in enumerate(doctor_packages.PACKAGES):
+        found = [*sound[:index], dataclasses.replace(sound[index], status="broken"), *sound[index + 1 :]]
+        said = doctor.plan_builder(found)
+        assert said.status == ("broken" if one.extra == extra else "ok")
+        assert said.status == "ok" or f"of which {one.distribution} is broken" in said.found
 
 
 def test_what_works_is_a_line_and_what_is_lacking_says_what_for(

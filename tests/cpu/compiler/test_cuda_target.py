@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 import plugins
 from kvforge.common.errors import BuildError, EngineError
+from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.targets import load_target
 from kvforge.runtime.sessions import cuda as cuda_session
 from plugins import cuda_ops
@@ -155,7 +156,7 @@ def test_registration_leaves_the_cpu_alone() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_building_and_loading_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="sees none; build where the engine will run"):
-        load_target("cuda").check_toolchain()
+        load_target("cuda").check_toolchain(ResolvedOptions("cuda", "bfloat16", "bfloat16", 8, 100, 1000, 32))
     manifest = dataclasses.replace(fake_manifest(), target="cuda", isa=("sm_90",))
     with pytest.raises(EngineError, match=r"rebuild it with --target cpu\.$"):
         cuda_session.check_gpu(manifest, tmp_path)

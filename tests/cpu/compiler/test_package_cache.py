@@ -1,6 +1,8 @@
 """Packages are compiled once: what is taken from the cache is what would be compiled, and nothing else is taken."""
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,6 +158,17 @@ def test_a_build_that_fails_leaves_no_package(cache: Path, tmp_path: Path) -> No
     with pytest.raises(BuildError), keep_packages(writer) as write_package:
         write_package(exported(Affine()), tmp_path / "package.pt2")
     assert not cache.exists()
+
+
+def test_halves_that_killed_builds_left_go(write, cache: Path, tmp_path: Path) -> None:
+    cache.mkdir(parents=True)
+    old, new = cache / "0123.4567", cache / "0123.4568"
+    for half in (old, new):
+        half.write_text("half of a package")
+    hours_ago = time.time() - 2 * package_cache._HALF_S
+    os.utime(old, (hours_ago, hours_ago))
+    write(exported(Affine()), tmp_path / "package.pt2")
+    assert not old.exists() and new.exists()
 
 
 def test_what_was_used_longest_ago_goes_first(

@@ -60,11 +60,6 @@ def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
             "--kv-policy shadowkv needs layers that attend to all tokens, but with sliding windows some layers see "
             "only the last tokens; leave --kv-policy out for this model.",
         ),
-        (
-            m.TENSORRT,
-            "--kv-policy shadowkv needs state of each sequence beside its pages, but with target tensorrt the graphs "
-            "take pages alone; build with --target cpu, or with cuda where that goes with the rest.",
-        ),
     ],
 )
 def test_refusals_say_what_to_do(other, sentence) -> None:

@@ -30,7 +30,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--kv-dtype", "int8"], "but with --kv-dtype int8 the numbers in it have another; give --kv-dtype float32."),
         (["--kv-dtype", "bf16"], "but with --kv-dtype bfloat16 the numbers in it have another; give --kv-dtype"),
         (["--kv-policy", "h2o", "--kv-dtype", "int4"], "; give --kv-dtype int8 where that goes with the rest, or"),
-        (["--target", "tensorrt"], "but with target tensorrt the graphs take pages alone; build with --target cpu, or"),
+        (
+            ["--target", "tensorrt", "--kv-policy", "expected"],
+            "but with target tensorrt plugins alone write in place; build with --target cpu, or with cuda",
+        ),
+        (
+            ["--target", "tensorrt", "--kv-policy", "snapkv", "--kv-dtype", "fp8"],
+            "--kv-policy snapkv observes attention, which TensorRT's builder does not take with --kv-dtype fp8; give",
+        ),
         (["--page-size", "12"], "--page-size 12 is no multiple of shadowkv's chunk_size 8; give one that is."),
         (["--kv-policy", "shadowkv"], "rank 160 exceeds the 32 dimensions of a token's keys; give at most 32."),
         (["--kv-policy", "shadowkv:rank=33"], "shadowkv: rank 33 exceeds the 32 dimensions"),

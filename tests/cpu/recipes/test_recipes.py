@@ -84,7 +84,11 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         ("page_size: true\n", "line 1: page_size must be a whole number, not bool 'true'"),
         ("page_size:\n", "line 1: page_size must be a whole number, not null ''"),
         ("page_size: [1]\n", "line 1: page_size must be a whole number, not a seq"),
-        ("target: 5\n", "line 1: target must be text, not int '5'"),
+        ("target: 5\n", "line 1: target must be text, not int '5'."),
+        (
+            "compute_capabilities: 8.9\n",
+            "line 1: compute_capabilities must be text, not float '8.9'; write it in quotes: '8.9'.",
+        ),
         ("target: cpu\ncheckpoint: {a: b}\n", "line 2: checkpoint must be text, not a map"),
         ("checkpoint: ''\n", "line 1: checkpoint is empty"),
         ("target: tpu\n", "line 1: target 'tpu' is unknown; choose from cpu, cuda, tensorrt"),

@@ -17,7 +17,8 @@ class FakeStream:
 
 
 def fake_current_stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    """Return what ``torch.cuda.current_stream()`` gives from now on."""
+    """Return what ``torch.cuda.current_stream()`` gives from now on; no CUDA graph is captured on it."""
     stream = FakeStream(0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return stream

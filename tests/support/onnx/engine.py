@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.model import open_model
+from kvforge.compiler.build import num_positions
 from kvforge.compiler.convert import convert_weights
-from kvforge.compiler.graph_tensors import RESULTS
-from kvforge.compiler.onnx_export import pool_names, write_onnx
+from kvforge.compiler.graph_tensors import RESULTS, pool_names
+from kvforge.compiler.onnx_export import write_onnx
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies import parse
 from model_defs import ModelConfig, load_config
 from model_defs.layers import Pool
 from tests.support.models.checkpoints import make_checkpoint
@@ -29,6 +31,7 @@ class OnnxCase:
     kv_dtype: str = "float32"
     dtype: str = "float32"
     model: tuple[tuple[str, object], ...] = ()
+    policy: str = "full"
 
 
 CASES = {
@@ -78,10 +81,19 @@ def export_case(case: OnnxCase, folder: Path, graphs: tuple[str, ...] = ("lower"
     )
     config = load_config(json.loads((checkpoint / "config.json").read_text()))
     options = ResolvedOptions(
-        "tensorrt", case.dtype, case.kv_dtype, 4, 64, 512, 8, kv_scales=static_scales(config, case.kv_dtype)
+        "tensorrt",
+        case.dtype,
+        case.kv_dtype,
+        4,
+        64,
+        512,
+        8,
+        kv_scales=static_scales(config, case.kv_dtype),
+        policy=parse(case.policy),
     )
     engine = ExportedEngine(folder, checkpoint, config, options)
-    convert_weights(open_model(checkpoint), config, options.torch_dtype, engine.weights)
+    positions = num_positions(options)
+    convert_weights(open_model(checkpoint), config, options.torch_dtype, engine.weights, num_positions=positions)
     for graph in graphs:
         write_onnx(graph, config, options, engine.file(graph), engine.weights)
     return engine

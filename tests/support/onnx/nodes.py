@@ -26,6 +26,7 @@ ELEMENT_TYPES = {
     torch.int8: TensorProto.INT8,
     torch.uint8: TensorProto.UINT8,
     torch.int32: TensorProto.INT32,
+    torch.int64: TensorProto.INT64,
 }
 _DTYPES = {element: dtype for dtype, element in ELEMENT_TYPES.items()}
 _IR_VERSION = 10

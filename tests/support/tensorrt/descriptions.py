@@ -22,6 +22,7 @@ ELEMENT_TYPES = {
     torch.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
     torch.int8: TensorProto.INT8,
     torch.int32: TensorProto.INT32,
+    torch.int64: TensorProto.INT64,
 }
 
 

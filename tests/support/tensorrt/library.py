@@ -11,7 +11,7 @@ from plugins.trt_launch import Launch, pack
 from plugins.trt_plugins import PLUGINS
 
 HERE = Path(__file__).parent
-DTYPES = {0: "float32", 1: "float16", 2: "int8", 3: "int32", 6: "float8_e4m3fn", 7: "bfloat16"}
+DTYPES = {0: "float32", 1: "float16", 2: "int8", 3: "int32", 6: "float8_e4m3fn", 7: "bfloat16", 8: "int64"}
 """TensorRT's numbers of data types."""
 
 

@@ -19,6 +19,7 @@ from tests.support.tensorrt.claims import Claim
 from tests.support.tensorrt.exports import export
 
 CLAIM = Claim(cut=2)
+OBSERVING = Claim(cut=2, kv_policy="snapkv")
 
 
 def sound(model: onnx.ModelProto) -> None:
@@ -38,13 +39,26 @@ def another_output(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_tensor_value_info(product.output[0], TensorProto.BFLOAT16, None))
 
 
+def no_statistics(model: onnx.ModelProto) -> None:
+    model.graph.output.remove(next(output for output in model.graph.output if output.name == "mass_0_out"))
+
+
 def copied_pool(model: onnx.ModelProto) -> None:
     """The new pool is a copy of what the plugin wrote."""
-    index, node = next((i, n) for i, n in enumerate(model.graph.node) if "k_pool_1_out" in n.output)
+    _copy(model, "k_pool_1_out")
+
+
+def copied_statistics(model: onnx.ModelProto) -> None:
+    """The new statistics are a copy of what the plugin wrote."""
+    _copy(model, "mass_0_out")
+
+
+def _copy(model: onnx.ModelProto, result: str) -> None:
+    index, node = next((i, n) for i, n in enumerate(model.graph.node) if result in n.output)
     for other in model.graph.node:
-        other.input[:] = ["written" if name == "k_pool_1_out" else name for name in other.input]
-    node.output[list(node.output).index("k_pool_1_out")] = "written"
-    model.graph.node.insert(index + 1, helper.make_node("Identity", ["written"], ["k_pool_1_out"]))
+        other.input[:] = ["written" if name == result else name for name in other.input]
+    node.output[list(node.output).index(result)] = "written"
+    model.graph.node.insert(index + 1, helper.make_node("Identity", ["written"], [result]))
 
 
 def swapped_pools(model: onnx.ModelProto) -> None:
@@ -84,21 +98,26 @@ GRAPHS: dict[str, Callable[[onnx.ModelProto], None]] = {
 
 def answer(trt: ModuleType, question: None) -> dict[str, str]:
     """What `ask_rtx` asks: what the builder says of the lower graph of `CLAIM` with each of `GRAPHS`, "built" where it
-    is content; and of a plugin that forgot that it writes in place."""
+    is content; of a plugin that forgot that it writes in place; and of graphs that observe."""
     from kvforge.tensorrt import rtx
 
     rtx.register_plugins()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         export(CLAIM, folder)
-        said = {name: _said(folder, damage) for name, damage in GRAPHS.items()}
+        said = {name: _said(folder, CLAIM, damage) for name, damage in GRAPHS.items()}
         write = PLUGINS["RopePagedKvWrite"]
         outputs = write.outputs
         object.__setattr__(write, "outputs", lambda inputs, attributes: _as_new(inputs, outputs(inputs, attributes)))
         try:
-            said["forgotten_alias"] = _said(folder, sound)
+            said["forgotten_alias"] = _said(folder, CLAIM, sound)
         finally:
             object.__setattr__(write, "outputs", outputs)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        export(OBSERVING, folder)
+        for damage in (no_statistics, copied_statistics):
+            said[damage.__name__] = _said(folder, OBSERVING, damage)
     return said
 
 
@@ -106,7 +125,7 @@ def _as_new(inputs: Any, outputs: tuple[Any, ...]) -> tuple[SymbolicTensor, ...]
     return tuple(inputs[output.name] if isinstance(output, InPlace) else output for output in outputs)
 
 
-def _said(folder: Path, damage: Callable[[onnx.ModelProto], None]) -> str:
+def _said(folder: Path, claim: Claim, damage: Callable[[onnx.ModelProto], None]) -> str:
     """Stops before the plan is built where the network is refused."""
     model = onnx.load(folder / "lower.onnx", load_external_data=False)
     damage(model)
@@ -114,7 +133,7 @@ def _said(folder: Path, damage: Callable[[onnx.ModelProto], None]) -> str:
     file.write_bytes(model.SerializeToString())
     try:
         with compile_for(80), mock.patch.object(tensorrt_build, "check_report"):
-            tensorrt_build.build_plan("lower", file, folder / "damaged.plan", CLAIM.options)
+            tensorrt_build.build_plan("lower", file, folder / "damaged.plan", claim.options)
     except BuildError as error:
         return str(error)
     return "built"

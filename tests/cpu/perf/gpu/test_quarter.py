@@ -227,7 +227,7 @@ def test_graphs_of_other_sources_are_compiled_again(tmp_path: Path, monkeypatch:
 
     class Target:
         MIN_ALIKE = 4
-        check_toolchain = staticmethod(lambda: None)
+        check_toolchain = staticmethod(lambda options: None)
         isa = staticmethod(lambda: ("sm_90",))
 
         @staticmethod
