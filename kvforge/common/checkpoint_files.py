@@ -1,4 +1,4 @@
-"""Names of the files that a Hugging Face-format checkpoint has."""
+"""Names of the files that a checkpoint has."""
 
 import shutil
 from pathlib import Path
@@ -11,6 +11,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 PROCESSOR_TEMPLATE = "chat_template.json"
+GGUF_SUFFIX, GGUF_MAGIC = ".gguf", b"GGUF"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,6 +23,17 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """Patterns of the files beside the weights that an engine keeps."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether ``path`` is a GGUF file, or by its name would be one."""
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
 
 
 def tokenizer_files(folder: Path) -> list[str]:
