@@ -22,7 +22,7 @@ class GgufForm:
     others, and raises ModelError. ``reads`` are the keys that it reads besides the common ones; all others are refused.
     ``names`` are modules that these files call otherwise than those of most families, such as ``ffn_up``, and their
     names in ``model_defs.weights`` or the family's ``fused``. With ``is_paired`` rows of q and k that rotate together
-    stand beside each other, and not half a head apart as in Hugging Face's files. Spaces behind control tokens of
+    stand beside each other, and not half a head apart as in Hugging Face's files. Spaces behind special tokens of
     SentencePiece belong to these where ``keeps_space_after`` is not None, but for those that it names.
     """
 

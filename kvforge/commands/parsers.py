@@ -77,8 +77,8 @@ def add_revision(parser: argparse._ActionsContainer) -> None:
 
 
 def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
-    """Return the directory or file of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it is left
-    out; raises CheckpointError."""
+    """Return the directory or file of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it
+    is left out; raises CheckpointError."""
     from kvforge.checkpoint.text_part import what_is_left_out
     from kvforge.common.errors import CheckpointError
     from kvforge.hub import find_checkpoint

@@ -44,8 +44,8 @@ def cached_engine(
     display: Display | None = None,
     folder: Path | None = None,
 ) -> CachedEngine:
-    """Return the engine of ``checkpoint``, a directory, a GGUF file or a name of the Hub, from the cache in ``folder``, built first
-    if it is not there. Of several processes that ask at once one builds, and the others wait for it.
+    """Return the engine of ``checkpoint``, a directory, a GGUF file or a name of the Hub, from the cache in ``folder``,
+    built first if it is not there. Of several processes that ask at once one builds, and the others wait for it.
 
     Raises:
         CheckpointError, BuildError: as ``find_checkpoint`` and ``build_engine`` do, or the cache cannot be written.

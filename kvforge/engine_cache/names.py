@@ -9,8 +9,8 @@ from kvforge.manifest import MANIFEST_FILE
 
 
 def names_checkpoint(name: str | Path, revision: str | None = None) -> bool:
-    """Whether ``name`` is a checkpoint, on the Hub, a directory or a GGUF file, and not an engine. Raises CheckpointError where
-    ``revision`` does not go with it."""
+    """Whether ``name`` is a checkpoint, on the Hub, a directory or a GGUF file, and not an engine. Raises
+    CheckpointError where ``revision`` does not go with it."""
     path = Path(name)
     return (
         parse_name(name, revision) is not None

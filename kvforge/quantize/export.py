@@ -91,7 +91,8 @@ def quantize_checkpoint(
         )
     if checkpoint.side_folder is not None:
         raise CheckpointError(
-            f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it first."
+            f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
+            "first."
         )
     if config.latent is not None:
         raise CheckpointError(

@@ -121,7 +121,7 @@ def _keys(header: Header, family: Family) -> dict[str, Any]:
     """The metadata below the architecture, with what all files must have."""
     form = family.gguf
     assert form is not None
-    prefix = f"{form.architecture}."
+    prefix = _prefix(header)
     found = {key.removeprefix(prefix): v for key, v in header.metadata.items() if key.startswith(prefix)}
     for key, value in found.items():
         if key in (*_READ, *form.reads, *_IGNORED) or (key in _NEUTRAL and value in _NEUTRAL[key]):
@@ -144,6 +144,11 @@ def _keys(header: Header, family: Family) -> dict[str, Any]:
             f"{reprlib.repr(found[_HEAD])}; heads of K and V must have one size."
         )
     return found
+
+
+def _prefix(header: Header) -> str:
+    """What the keys of a file's model begin with."""
+    return f"{header.metadata['general.architecture']}."
 
 
 def _of_all_layers(header: Header, key: str, value: Any) -> int:
@@ -172,11 +177,13 @@ def _rope_scaling(header: Header, keys: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn"):
         raise CheckpointError(
-            f"{header.path} says {_SCALING}type {reprlib.repr(kind)}; supported are linear, yarn, and longrope with "
-            "its tensors of factors."
+            f"{header.path} says {_prefix(header)}{_SCALING}type {reprlib.repr(kind)}; supported are linear, yarn, and "
+            "longrope with its tensors of factors."
         )
     if given.get("attn_factor", 1.0) != 1.0:
-        raise CheckpointError(f"{header.path} says {_SCALING}attn_factor, which is supported with longrope alone.")
+        raise CheckpointError(
+            f"{header.path} says {_prefix(header)}{_SCALING}attn_factor, which is supported with longrope alone."
+        )
     scaling = {"rope_type": kind, "factor": given.get("factor", 1.0)}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = given.get("original_context_length", keys["context_length"])

@@ -60,7 +60,7 @@ def write_texts(
 def make_tokenizer(
     header: Header, vocabulary: Vocabulary, keeps_space_after: frozenset[str] | None = None
 ) -> Tokenizer:
-    """Return the tokenizer of a file, whose tokens have the ids that they have there. Spaces behind control tokens of
+    """Return the tokenizer of a file, whose tokens have the ids that they have there. Spaces behind special tokens of
     SentencePiece belong to these where ``keeps_space_after`` is not None, but for those that it names. Raises
     CheckpointError as ``write_texts`` does."""
     for key in _CHANGES_TEXTS:
@@ -125,7 +125,7 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary, keeps_space_after:
     added = []
     for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in (CONTROL, UNKNOWN, USER_DEFINED):
-            strips = keeps_space_after is not None and kind == CONTROL and text not in keeps_space_after
+            strips = keeps_space_after is not None and text not in keeps_space_after
             added.append(AddedToken(text, normalized=False, special=kind != USER_DEFINED, rstrip=strips))
     tokenizer.add_tokens(added)
 

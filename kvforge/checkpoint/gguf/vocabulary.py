@@ -19,12 +19,11 @@ _DEFAULTS = {SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}
 
 _ENDINGS = frozenset({
     *("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>"),
-    *("<|return|>", "<|call|>", "<end_of_turn>", "<EOT>", "<|user|>", "<|observation|>"),
+    *("<|return|>", "<|call|>", "<end_of_turn>", "<EOT>"),
 })  # fmt: skip
 """Control tokens that end a text by what they are called: files name one or two, where generation_config.json names
 all."""
 
-_TURNS = {"<|user|>", "<|observation|>"}
 _MESSAGE_END, _CALLS = "<|end|>", {"<|return|>", "<|call|>"}
 """Where both of the latter are tokens, the first ends a message and not the answer."""
 
@@ -47,7 +46,8 @@ def read_vocabulary(header: Header) -> Vocabulary:
         raise CheckpointError(
             f"{header.path} has a tokenizer of the kind {model!r}; supported are {BYTE_LEVEL} and {SENTENCEPIECE}."
         )
-    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(_value(header, "tokens", list))]
+    given: list[str] = _value(header, "tokens", list)
+    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(given)]
     types = header.metadata.get(f"{_PREFIX}token_type", [NORMAL] * len(tokens))
     scores = header.metadata.get(f"{_PREFIX}scores", [0.0] * len(tokens))
     for key, values in (("token_type", types), ("scores", scores)):
@@ -69,9 +69,8 @@ def ending_tokens(header: Header) -> list[int]:
         for number, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind == CONTROL and text in _ENDINGS
     }
-    turns = _TURNS if vocabulary.special.get("eot") in (texts.get(turn) for turn in _TURNS) else set()
-    left_out = (_TURNS - turns) | ({_MESSAGE_END} if texts.keys() >= _CALLS else set())
-    found += [number for text, number in texts.items() if text not in left_out]
+    left_out = _MESSAGE_END if texts.keys() >= _CALLS else None
+    found += [number for text, number in texts.items() if text != left_out]
     return list(dict.fromkeys(found))
 
 
@@ -85,8 +84,8 @@ def flag(header: Header, name: str, otherwise: bool) -> bool:
 
 def merges_of(header: Header) -> list[tuple[str, str]]:
     """Return the pairs that are merged, the first ones first; raises CheckpointError where there are none."""
-    pairs = []
-    for text in _value(header, "merges", list):
+    pairs, given = [], _value(header, "merges", list)
+    for text in given:
         at = text.find(" ", 1)
         if at < 0:
             raise CheckpointError(f"{header.path} has {text!r} among its merges, which is no pair.")
