@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvforge.checkpoint.model import open_model
 from kvforge.checkpoint.text_part import what_is_left_out
+from kvforge.common.checkpoint_files import gguf_name
 from kvforge.common.display import Display
 from kvforge.common.errors import BuildError, EngineError, first_line
 from kvforge.common.file_lock import hold, locked
@@ -77,7 +78,7 @@ def cached_engine(
 def _name_of(path: Path) -> str:
     """What to call the model in a directory, or in a GGUF file."""
     path = path.resolve()
-    return path.stem if path.is_file() else path.name
+    return gguf_name(path) if path.is_file() else path.name
 
 
 def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:

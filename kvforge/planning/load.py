@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from kvforge.common.checkpoint_files import is_gguf
+from kvforge.common.checkpoint_files import gguf_name, is_gguf
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
 from kvforge.costs.shape import ModelShape
@@ -75,7 +75,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             is_engine=True,
         )
     if is_gguf(path):
-        return _from_checkpoint(path, path.stem)
+        return _from_checkpoint(path, gguf_name(path.resolve()))
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
     file = path / "config.json" if path.is_dir() else path

@@ -80,6 +80,11 @@ def quantize_checkpoint(
     text = None if calibration is None else Path(calibration)
     check_output(output, [Path(checkpoint_path), text], overwrite)
     checkpoint, config = _open(Path(checkpoint_path))
+    if recipe != "int4" and checkpoint.side_folder is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
+            "first."
+        )
     num_tokens = min(num_tokens, config.max_position)
     samples = calibration_samples(checkpoint.folder, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
@@ -88,11 +93,6 @@ def quantize_checkpoint(
         raise CheckpointError(
             f"{checkpoint.path} has parts for images or audio besides its text model, which this recipe does not take; "
             "give --recipe int4, or rewire it first."
-        )
-    if checkpoint.side_folder is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
-            "first."
         )
     if config.latent is not None:
         raise CheckpointError(

@@ -1,9 +1,10 @@
-"""GGUF files beside llama.cpp: tokens of odd texts, and with --logits the model's logits and greedy tokens.
+"""GGUF files beside llama.cpp: tokens of odd texts, dequantized tensors, logits and greedy tokens.
 
-    python -m perf.peers.gguf FILE.gguf … --llama-python VENV/bin/python [--logits] [--output perf/results/gguf]
+    python -m perf.peers.gguf FILE.gguf … --llama-python VENV/bin/python [--tensors] [--logits]
 
 VENV has llama-cpp-python. Tokens are compared with special tokens read, as in chat. Logits are those of the plain
 reference in float32 of what is dequantized here; llama.cpp rounds activations to 8 bits where weights are in blocks.
+Tensors are those of the file that llama.cpp's quantizer makes of it in float32.
 Greedy tokens are compared to the first difference, and there the gap between this side's two best logits is shown.
 """
 
@@ -19,6 +20,7 @@ import torch
 
 from kvforge.checkpoint.gguf.config import family_of_file
 from kvforge.checkpoint.gguf.header import Header, read_header
+from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.checkpoint.gguf.texts import make_tokenizer
 from kvforge.checkpoint.gguf.vocabulary import CONTROL, USER_DEFINED, read_vocabulary
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
@@ -50,7 +52,13 @@ def asked_of_llama(python: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(
-    file: Path, python: Path, num_texts: int, seed: int, with_logits: bool, output_tokens: int
+    file: Path,
+    python: Path,
+    num_texts: int,
+    seed: int,
+    with_tensors: bool,
+    with_logits: bool,
+    output_tokens: int,
 ) -> dict[str, Any]:
     """Return the row of one file."""
     header = read_header(file)
@@ -61,13 +69,25 @@ def compare(
     texts = odd_texts(num_texts, seed, special)
     prompts = [tokenizer.encode(text).ids for text in PROMPTS] if with_logits else []
     asked = {"file": str(file), "texts": texts, "prompts": prompts, "greedy": prompts, "output_tokens": output_tokens}
-    theirs = asked_of_llama(python, asked)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "float32.gguf"
+        theirs = asked_of_llama(python, {**asked, "as_float32": str(copy) if with_tensors else ""})
+        tensors = _tensors(header, copy) if with_tensors else {}
     ours = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     different = [index for index, ids in enumerate(ours) if ids != theirs["texts"][index]]
     row: dict[str, Any] = {"file": file.name, "texts": len(texts), "different_texts": len(different)}
     row["examples"] = [_example(vocabulary.tokens, texts[i], ours[i], theirs["texts"][i]) for i in different[:SHOWN]]
     row["different_and_composed"] = sum(unicodedata.is_normalized("NFC", texts[index]) for index in different)
-    return row | (_logits(file, prompts, theirs) if with_logits else {})
+    return row | tensors | (_logits(file, prompts, theirs) if with_logits else {})
+
+
+def _tensors(header: Header, copy: Path) -> dict[str, Any]:
+    """How many tensors have other numbers in a copy that llama.cpp dequantized."""
+    theirs = {tensor.name: GgufPiece(tensor) for tensor in read_header(copy).tensors}
+    ours = {tensor.name: GgufPiece(tensor) for tensor in header.tensors}
+    different = [name for name, piece in ours.items() if not torch.equal(piece.read().float(), theirs[name].read())]
+    kinds = sorted({tensor.kind for tensor in header.tensors})
+    return {"tensors": len(ours), "different_tensors": len(different), "formats": kinds}
 
 
 def _keeps_space_after(header: Header) -> frozenset[str] | None:
@@ -129,7 +149,8 @@ def _first_difference(logits: torch.Tensor, given: list[int]) -> tuple[int, floa
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    titles = ("file", "texts", "with other tokens", "of them in NFC", "KL", "largest difference of a logit")
+    titles = ("file", "texts", "with other tokens", "of them in NFC", "tensors", "other tensors")
+    titles += ("KL", "largest difference of a logit")
     titles += ("same best", "greedy texts as llama.cpp")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in report["rows"]:
@@ -139,6 +160,7 @@ def as_markdown(report: dict[str, Any]) -> str:
             cells = [f"{numbers['mean_kl']:.2e}", f"{numbers['largest_difference']:.3f}"]
             cells += [f"{numbers['same_best']:.1%}", f"{greedy['whole']} of {greedy['texts']}"]
         counts = [row["texts"], row["different_texts"], row["different_and_composed"]]
+        counts += [row.get("tensors", ""), row.get("different_tensors", "")]
         lines.append(f"| `{row['file']}` | {' | '.join([*map(str, counts), *cells])} |")
     return "\n".join(lines) + "\n"
 
@@ -149,6 +171,7 @@ def main() -> int:
     parser.add_argument("--llama-python", type=Path, required=True, help="an interpreter with llama-cpp-python")
     parser.add_argument("--num-texts", type=positive, default=5000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tensors", action="store_true", help="also every tensor, dequantized by either")
     parser.add_argument("--logits", action="store_true", help="also logits and greedy tokens of eight prompts")
     parser.add_argument("--output-tokens", type=positive, default=32)
     add_report(parser, "OUTPUT.json and OUTPUT.md")
@@ -156,7 +179,7 @@ def main() -> int:
 
     def make() -> dict[str, Any]:
         rows = [
-            compare(file, args.llama_python, args.num_texts, args.seed, args.logits, args.output_tokens)
+            compare(file, args.llama_python, args.num_texts, args.seed, args.tensors, args.logits, args.output_tokens)
             for file in args.files
         ]
         return {**begin_dated_report("perf.peers.gguf"), "rows": rows}

@@ -65,7 +65,8 @@ def family_of_file(header: Header) -> Family:
     found = [family for family in known if family.gguf and family.gguf.architecture == architecture]
     if not found:
         names = ", ".join(sorted({family.gguf.architecture for family in known if family.gguf}))
-        what = "does not say its architecture" if architecture is None else f"has a model of {architecture!r}"
+        what = f"has a model of {reprlib.repr(architecture)}"
+        what = "does not say its architecture" if architecture is None else what
         raise CheckpointError(f"{header.path} {what}, which is not supported as GGUF; supported are {names}.")
     has_experts = bool(header.metadata.get(f"{architecture}.expert_count"))
     for family in found:
@@ -97,7 +98,7 @@ def hf_config(header: Header, family: Family) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         "dtype": "float32" if embeddings.kind == "F32" else "bfloat16",
     }
-    if (rotated := keys.get(_ROTATED, keys[_HEAD])) != keys[_HEAD]:
+    if (rotated := _whole(header, _prefix(header) + _ROTATED, keys.get(_ROTATED, keys[_HEAD]))) != keys[_HEAD]:
         hf["partial_rotary_factor"] = rotated / keys[_HEAD]
     for module, flag in (("attn_q", "attention_bias"), ("ffn_up", "mlp_bias")):
         if f"blk.0.{module}.bias" in tensors:
@@ -153,8 +154,10 @@ def _prefix(header: Header) -> str:
 
 def _of_all_layers(header: Header, key: str, value: Any) -> int:
     """A whole number, which may be given for each layer."""
-    if isinstance(value, list) and len(set(value)) == 1:
-        value = value[0]
+    return _whole(header, key, value[0] if isinstance(value, list) and len(set(value)) == 1 else value)
+
+
+def _whole(header: Header, key: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise CheckpointError(
             f"{header.path} says {key} {reprlib.repr(value)}; it must be a whole number, one for all layers."

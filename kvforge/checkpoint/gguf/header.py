@@ -7,6 +7,7 @@ large their blocks are, and dequantizes them.
 
 import math
 import mmap
+import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ class _Cursor:
             metadata[key] = self.value(self.scalars("I", 1)[0])
         alignment = metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            self.refuse(f"has {alignment!r} as {_ALIGNMENT}, which is no power of two")
+            self.refuse(f"has {reprlib.repr(alignment)} as {_ALIGNMENT}, which is no power of two")
         infos = [self.tensor_info() for _ in range(self.count(num_tensors, 24))]
         start = -(-self.at // alignment) * alignment
         tensors = tuple(self.stored(package, start, alignment, *info) for info in infos)

@@ -1,6 +1,7 @@
 """A model in one GGUF file, or in several that are called ``NAME-00001-of-0000N.gguf``."""
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -50,5 +51,5 @@ def read_parts(path: Path) -> Header:
 def _number(header: Header, key: str, otherwise: int) -> int:
     value: Any = header.metadata.get(key, otherwise)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"{header.path} has {value!r} as {key}; it must be a whole number.")
+        raise CheckpointError(f"{header.path} has {reprlib.repr(value)} as {key}; it must be a whole number.")
     return value

@@ -3,6 +3,7 @@
 The patterns are those of the models' own ``tokenizer.json``, which llama.cpp approximates where it must.
 """
 
+import reprlib
 from dataclasses import dataclass
 
 from kvforge.checkpoint.gguf.header import Header
@@ -73,6 +74,7 @@ def cutting_of(header: Header) -> Cutting:
     name = pre_tokenizer_name(header)
     if name not in CUTTINGS:
         raise CheckpointError(
-            f"{header.path} has the pre-tokenizer {name!r} (tokenizer.ggml.pre); supported are {', '.join(CUTTINGS)}."
+            f"{header.path} has the pre-tokenizer {reprlib.repr(name)} (tokenizer.ggml.pre); supported are "
+            f"{', '.join(CUTTINGS)}."
         )
     return CUTTINGS[name]

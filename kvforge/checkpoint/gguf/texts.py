@@ -2,6 +2,7 @@
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,6 @@ def _templates(header: Header) -> dict[str | None, str]:
             continue
         name = key.removeprefix(_TEMPLATE).removeprefix(".") or None
         if not isinstance(template, str) or (name is not None and not _TEMPLATE_NAME.fullmatch(name)):
-            raise CheckpointError(f"{header.path} has {key!r}, which is no chat template.")
+            raise CheckpointError(f"{header.path} has {reprlib.repr(key)}, which is no chat template.")
         found[name] = template
     return found

@@ -1,5 +1,6 @@
 """The tokens of a GGUF file, and those that end a text."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ def read_vocabulary(header: Header) -> Vocabulary:
     model = _value(header, "model", str)
     if model not in (SENTENCEPIECE, BYTE_LEVEL):
         raise CheckpointError(
-            f"{header.path} has a tokenizer of the kind {model!r}; supported are {BYTE_LEVEL} and {SENTENCEPIECE}."
+            f"{header.path} has a tokenizer of the kind {reprlib.repr(model)}; supported are {BYTE_LEVEL} and "
+            f"{SENTENCEPIECE}."
         )
     given: list[str] = _value(header, "tokens", list)
     tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(given)]
@@ -55,7 +57,7 @@ def read_vocabulary(header: Header) -> Vocabulary:
             raise CheckpointError(f"{header.path} has not one {_PREFIX}{key} for each of {len(tokens)} tokens.")
     if len(set(tokens)) < len(tokens):
         twice = next(text for text in tokens if tokens.count(text) > 1)
-        raise CheckpointError(f"{header.path} has the token {twice!r} twice; convert the model again.")
+        raise CheckpointError(f"{header.path} has the token {reprlib.repr(twice)} twice; convert the model again.")
     return Vocabulary(model, tokens, types, scores, _special(header, model, len(tokens)))
 
 
@@ -78,7 +80,7 @@ def flag(header: Header, name: str, otherwise: bool) -> bool:
     """Return a boolean below ``tokenizer.ggml``; raises CheckpointError where it is something else."""
     value = header.metadata.get(f"{_PREFIX}{name}", otherwise)
     if not isinstance(value, bool):
-        raise CheckpointError(f"{header.path} says {_PREFIX}{name} {value!r}; it must be true or false.")
+        raise CheckpointError(f"{header.path} says {_PREFIX}{name} {reprlib.repr(value)}; it must be true or false.")
     return value
 
 
@@ -88,7 +90,7 @@ def merges_of(header: Header) -> list[tuple[str, str]]:
     for text in given:
         at = text.find(" ", 1)
         if at < 0:
-            raise CheckpointError(f"{header.path} has {text!r} among its merges, which is no pair.")
+            raise CheckpointError(f"{header.path} has {reprlib.repr(text)} among its merges, which is no pair.")
         pairs.append((text[:at], text[at + 1 :]))
     return pairs
 
@@ -106,7 +108,9 @@ def _special(header: Header, model: str, count: int) -> dict[str, int]:
         if number is None:
             continue
         if not isinstance(number, int) or not 0 <= number < count:
-            raise CheckpointError(f"{header.path} says {_PREFIX}{name}_token_id {number!r}, and has {count} tokens.")
+            raise CheckpointError(
+                f"{header.path} says {_PREFIX}{name}_token_id {reprlib.repr(number)}, and has {count} tokens."
+            )
         found[name] = number
     return found
 

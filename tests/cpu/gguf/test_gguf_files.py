@@ -1,5 +1,6 @@
 """Heads of GGUF files: read as the library reads them, and refused by one sentence where they are not sound."""
 
+import random
 import struct
 from pathlib import Path
 
@@ -197,3 +198,26 @@ def test_layers_of_the_deepest_gemma_scale_scores_by_their_width(tmp_path: Path)
     directory = make_checkpoint(tmp_path / "hf", "gemma3_text", **fields)
     write_gguf(directory, tmp_path / "model.gguf")
     assert open_model(tmp_path / "model.gguf").hf_config["query_pre_attn_scalar"] == 96 // 4
+
+
+ODD = ("x", -1, 2**64 - 1, 1e30, float("nan"), True, [1, 2], ["a", "b"], [0.5], 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"])
+def test_values_of_other_kinds_are_read_or_refused(tmp_path: Path, family: str) -> None:
+    """Whatever a key says, there is a model of its numbers, or one sentence."""
+    directory = make_checkpoint(tmp_path / "hf", family, **{**SIZES, **OWN.get(family, {})})
+    file = tmp_path / "model.gguf"
+    write_gguf(directory, file)
+    rng, refused = random.Random(family), 0
+    for key in sorted(read_header(file).metadata):
+        for value in rng.sample(ODD, 3):
+            write_gguf(directory, file, keys={key: value})
+            try:
+                checkpoint = open_model(file)
+                check_weights(checkpoint, read_model_config(checkpoint))
+                assert (checkpoint.folder / "tokenizer.json").is_file()
+            except KvforgeError as error:
+                refused += 1
+                assert "\n" not in str(error) and len(str(error)) < 1000, (key, value)
+    assert refused > 20

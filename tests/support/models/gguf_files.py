@@ -91,7 +91,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        writer.add_uint32(key, value)
+        write = writer.add_uint32 if 0 <= value < 2**32 else writer.add_int64 if value < 2**63 else writer.add_uint64
+        write(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
