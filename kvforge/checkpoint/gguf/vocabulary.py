@@ -42,14 +42,13 @@ class Vocabulary:
 
 def read_vocabulary(header: Header) -> Vocabulary:
     """Return a file's tokens; raises CheckpointError where there are none, or some that do not go together."""
-    model = _value(header, "model", str)
+    model = _text(header, "model")
     if model not in (SENTENCEPIECE, BYTE_LEVEL):
         raise CheckpointError(
             f"{header.path} has a tokenizer of the kind {reprlib.repr(model)}; supported are {BYTE_LEVEL} and "
             f"{SENTENCEPIECE}."
         )
-    given: list[str] = _value(header, "tokens", list)
-    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(given)]
+    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(_texts(header, "tokens"))]
     types = header.metadata.get(f"{_PREFIX}token_type", [NORMAL] * len(tokens))
     scores = header.metadata.get(f"{_PREFIX}scores", [0.0] * len(tokens))
     for key, values in (("token_type", types), ("scores", scores)):
@@ -86,8 +85,8 @@ def flag(header: Header, name: str, otherwise: bool) -> bool:
 
 def merges_of(header: Header) -> list[tuple[str, str]]:
     """Return the pairs that are merged, the first ones first; raises CheckpointError where there are none."""
-    pairs, given = [], _value(header, "merges", list)
-    for text in given:
+    pairs = []
+    for text in _texts(header, "merges"):
         at = text.find(" ", 1)
         if at < 0:
             raise CheckpointError(f"{header.path} has {reprlib.repr(text)} among its merges, which is no pair.")
@@ -98,7 +97,7 @@ def merges_of(header: Header) -> list[tuple[str, str]]:
 def pre_tokenizer_name(header: Header) -> str:
     """Return what llama.cpp calls the way in which texts are cut before they are merged; raises CheckpointError where
     the file does not say it."""
-    return str(_value(header, "pre", str))
+    return _text(header, "pre")
 
 
 def _special(header: Header, model: str, count: int) -> dict[str, int]:
@@ -115,10 +114,22 @@ def _special(header: Header, model: str, count: int) -> dict[str, int]:
     return found
 
 
-def _value(header: Header, name: str, kind: type) -> Any:
+def _text(header: Header, name: str) -> str:
+    value = _value(header, name)
+    if not isinstance(value, str):
+        raise CheckpointError(f"{header.path} has a {_PREFIX}{name} that is no text; it is damaged.")
+    return value
+
+
+def _texts(header: Header, name: str) -> list[str]:
+    value = _value(header, name)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise CheckpointError(f"{header.path} has a {_PREFIX}{name} that is no list of texts; it is damaged.")
+    return value
+
+
+def _value(header: Header, name: str) -> Any:
     value = header.metadata.get(f"{_PREFIX}{name}")
     if value is None:
         raise CheckpointError(f"{header.path} has no {_PREFIX}{name}; convert the model again, with its tokenizer.")
-    if not isinstance(value, kind) or (kind is list and not all(isinstance(text, str) for text in value)):
-        raise CheckpointError(f"{header.path} has a {_PREFIX}{name} of another type than texts; it is damaged.")
     return value
