@@ -46,7 +46,6 @@ class Cutting:
 _THREE_DIGITS = r"\p{N}{1,3}"
 _FIRST_BY_DIGIT = Cutting((_DIGIT, _FIRST))
 _BY_WORDS = Cutting((_by_words(_THREE_DIGITS),), whole_pieces=True, adds_bos=True)
-_BY_WORDS_AND_DIGIT = Cutting((_by_words(_DIGIT),), composes=True)
 
 CUTTINGS = {
     "gpt-2": Cutting((_FIRST,)),
@@ -60,8 +59,8 @@ CUTTINGS = {
     "dbrx": Cutting((_by_words(_THREE_DIGITS),)),
     "chatglm-bpe": Cutting((_by_words(_THREE_DIGITS),)),
     "glm4": Cutting((_by_words(_THREE_DIGITS),), whole_pieces=True),
-    "qwen2": _BY_WORDS_AND_DIGIT,
-    "deepseek-r1-qwen": _BY_WORDS_AND_DIGIT,
+    "qwen2": Cutting((_by_words(_DIGIT),), composes=True),
+    "deepseek-r1-qwen": Cutting((_by_words(_DIGIT),)),
     "deepseek-coder": Cutting(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)),
     "tekken": Cutting((_by_case(_DIGIT),), whole_pieces=True, adds_bos=True),
     "gpt-4o": Cutting((_by_case(_THREE_DIGITS, rf"(?i:{_ENGLISH})?"),)),
