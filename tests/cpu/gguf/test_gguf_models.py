@@ -93,14 +93,17 @@ def test_every_format_of_blocks(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("packed", [None, torch.bfloat16, torch.int8, IN_STEPS])
 def test_engines_have_the_same_weights(tmp_path: Path, packed: torch.dtype | None) -> None:
-    """An engine of a file in Q8_0 is that of a Hugging Face checkpoint with the dequantized numbers."""
+    """An engine of a file in Q8_0 is that of a checkpoint with the dequantized numbers: the same graphs, by their
+    configuration, and the same weights."""
     directory, file = random_model(tmp_path, "llama"), tmp_path / "model.gguf"
     read = write_gguf(directory, file, "Q8_0")
     save_file(read, directory / "model.safetensors", metadata={"format": "pt"})
+    configs = []
     for path, name in ((directory, "hf"), (file, "gguf")):
         checkpoint = open_model(path)
-        config = read_model_config(checkpoint)
-        convert_weights(checkpoint, config, torch.bfloat16, tmp_path / f"{name}.safetensors", packed_dtype=packed)
+        configs.append(read_model_config(checkpoint))
+        convert_weights(checkpoint, configs[-1], torch.bfloat16, tmp_path / f"{name}.safetensors", packed_dtype=packed)
+    assert configs[0] == configs[1]
     assert (tmp_path / "hf.safetensors").read_bytes() == (tmp_path / "gguf.safetensors").read_bytes()
 
 
