@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.gguf_form import GgufForm
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Family:
     ``ignored`` are those of ``model_defs.config_keys.USED`` that change nothing in this family, and why.
     ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
-    and ``_scales`` the weights in MXFP4.
+    and ``_scales`` the weights in MXFP4. ``gguf`` says how GGUF files hold the family's models, where they are read.
     """
 
     model_type: str
@@ -40,6 +41,7 @@ class Family:
     reads: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    gguf: GgufForm | None = None
 
     @property
     def swiftkv_architecture(self) -> str:

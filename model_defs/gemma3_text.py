@@ -8,6 +8,7 @@ from model_defs.config import LayerNorms, ModelConfig
 from model_defs.errors import ModelError
 from model_defs.family import Family
 from model_defs.fields import number, optional_flag, optional_int, require_int
+from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 from model_defs.rope import RopeConfig
 from model_defs.rope_reading import rope_from_hf
@@ -92,4 +93,41 @@ READS = (
     *("attention_bias", "rope_local_base_freq"),
 )
 FIXED = {"final_logit_softcapping": (), "attn_logit_softcapping": (), "use_bidirectional_attention": (False,)}
-FAMILY = Family(MODEL_TYPE, "Gemma3ForCausalLM", from_hf, TRAITS, text_part_of=("gemma3",), reads=READS, fixed=FIXED)
+
+
+LARGEST_DEPTH = 62
+"""Layers of the 27B model, the only one whose scores are not scaled by the size of a head; files do not say it."""
+
+
+def from_gguf(keys: Keys) -> dict[str, Any]:
+    """Return the fields of a file."""
+    heads, size = keys["attention.head_count"], keys["attention.key_length"]
+    scalar = keys["embedding_length"] // heads if keys["block_count"] == LARGEST_DEPTH else size
+    pattern = keys.get("attention.sliding_window_pattern", PATTERN)
+    fields = {"query_pre_attn_scalar": scalar, "sliding_window": keys.get("attention.sliding_window")}
+    if isinstance(pattern, list):
+        fields["layer_types"] = [KINDS[bool(slides)] for slides in pattern]
+    else:
+        fields["sliding_window_pattern"] = pattern if fields["sliding_window"] else 1
+    return {
+        **fields,
+        "rope_local_base_freq": keys.get("rope.freq_base_swa", THETAS["sliding_attention"]),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+    }
+
+
+GGUF = GgufForm(
+    "gemma3",
+    from_gguf,
+    ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"),
+)
+FAMILY = Family(
+    MODEL_TYPE,
+    "Gemma3ForCausalLM",
+    from_hf,
+    TRAITS,
+    text_part_of=("gemma3",),
+    reads=READS,
+    fixed=FIXED,
+    gguf=GGUF,
+)

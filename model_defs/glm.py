@@ -6,6 +6,7 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag
+from model_defs.gguf_form import GgufForm
 from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "glm"
@@ -40,4 +41,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return glm_config(hf, MODEL_TYPE)
 
 
-FAMILY = Family(MODEL_TYPE, "GlmForCausalLM", from_hf, fused=FUSED, reads=("attention_bias",))
+GGUF = GgufForm("chatglm", names={"ffn_up": "mlp.gate_up_proj"})
+FAMILY = Family(MODEL_TYPE, "GlmForCausalLM", from_hf, fused=FUSED, reads=("attention_bias",), gguf=GGUF)

@@ -5,6 +5,7 @@ from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.family import Family
+from model_defs.gguf_form import GgufForm
 from model_defs.glm import FUSED, glm_config
 
 MODEL_TYPE = "glm4"
@@ -16,4 +17,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return glm_config(hf, MODEL_TYPE, **TRAITS)
 
 
-FAMILY = Family(MODEL_TYPE, "Glm4ForCausalLM", from_hf, TRAITS, fused=FUSED, reads=("attention_bias",))
+GGUF = GgufForm("glm4", names={"ffn_up": "mlp.gate_up_proj"})
+FAMILY = Family(MODEL_TYPE, "Glm4ForCausalLM", from_hf, TRAITS, fused=FUSED, reads=("attention_bias",), gguf=GGUF)

@@ -7,6 +7,7 @@ from model_defs.config import ModelConfig
 from model_defs.experts import ClampedGate, Experts, count_experts
 from model_defs.family import Family
 from model_defs.fields import number, optional_flag, optional_int, require_int
+from model_defs.gguf_form import EXPERTS, GgufForm, Keys, expert_fields
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "gpt_oss"
@@ -75,4 +76,21 @@ READS = (
     *("attention_bias", "sliding_window", "layer_types", "num_local_experts", "num_experts", "num_experts_per_tok"),
     *("swiglu_alpha", "swiglu_limit"),
 )
-FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED, reads=READS)
+
+
+def from_gguf(keys: Keys) -> dict[str, Any]:
+    """Return the fields of a file. Its YaRN is that of the published models, whose ramp is not rounded."""
+    fields = {**expert_fields(keys), "intermediate_size": keys.get("expert_feed_forward_length")}
+    return {**fields, "sliding_window": keys.get("attention.sliding_window"), "rope_scaling": {"truncate": False}}
+
+
+GGUF = GgufForm(
+    "gpt-oss",
+    from_gguf,
+    (*EXPERTS, "expert_feed_forward_length", "attention.sliding_window"),
+    {"post_attention_norm": "post_attention_layernorm"},
+    has_experts=True,
+)
+FAMILY = Family(
+    MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED, reads=READS, gguf=GGUF
+)

@@ -6,6 +6,7 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag
+from model_defs.gguf_form import GgufForm
 from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "llama"
@@ -25,4 +26,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "LlamaForCausalLM", from_hf, reads=("attention_bias", "mlp_bias"))
+GGUF = GgufForm("llama", is_paired=True)
+FAMILY = Family(MODEL_TYPE, "LlamaForCausalLM", from_hf, reads=("attention_bias", "mlp_bias"), gguf=GGUF)

@@ -7,6 +7,7 @@ from model_defs.config import ModelConfig
 from model_defs.experts import Experts, count_experts
 from model_defs.family import Family
 from model_defs.fields import optional_int, require_int
+from model_defs.gguf_form import EXPERTS, GgufForm, expert_fields
 from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "mixtral"
@@ -39,4 +40,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 READS = ("sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok")
-FAMILY = Family(MODEL_TYPE, "MixtralForCausalLM", from_hf, weight_names=NAMES, reads=READS)
+GGUF = GgufForm("llama", expert_fields, EXPERTS, has_experts=True, is_paired=True)
+FAMILY = Family(MODEL_TYPE, "MixtralForCausalLM", from_hf, weight_names=NAMES, reads=READS, gguf=GGUF)

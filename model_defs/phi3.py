@@ -6,6 +6,7 @@ from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.family import Family
+from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "phi3"
@@ -33,4 +34,16 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(config, layer_windows=reachable)
 
 
-FAMILY = Family(MODEL_TYPE, "Phi3ForCausalLM", from_hf, fused=FUSED, reads=("sliding_window",))
+def from_gguf(keys: Keys) -> dict[str, Any]:
+    """Return the fields of a file; a window of 0 is none."""
+    return {"sliding_window": keys.get("attention.sliding_window") or None}
+
+
+GGUF = GgufForm(
+    "phi3",
+    from_gguf,
+    ("attention.sliding_window",),
+    {"ffn_up": "mlp.gate_up_proj"},
+    keeps_space_after=frozenset({"<unk>", "<s>", "<|endoftext|>"}),
+)
+FAMILY = Family(MODEL_TYPE, "Phi3ForCausalLM", from_hf, fused=FUSED, reads=("sliding_window",), gguf=GGUF)

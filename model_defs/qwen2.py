@@ -6,6 +6,7 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag, optional_int
+from model_defs.gguf_form import GgufForm
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "qwen2"
@@ -28,4 +29,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 READS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
-FAMILY = Family(MODEL_TYPE, "Qwen2ForCausalLM", from_hf, TRAITS, reads=READS)
+FAMILY = Family(MODEL_TYPE, "Qwen2ForCausalLM", from_hf, TRAITS, reads=READS, gguf=GgufForm("qwen2"))

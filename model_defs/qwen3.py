@@ -6,6 +6,7 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag
+from model_defs.gguf_form import GgufForm
 from model_defs.hf_config import config_from_hf
 from model_defs.qwen2 import DEFAULTS, READS, qwen_windows
 
@@ -27,4 +28,6 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "Qwen3ForCausalLM", from_hf, TRAITS, reads=(*READS, "attention_bias"))
+FAMILY = Family(
+    MODEL_TYPE, "Qwen3ForCausalLM", from_hf, TRAITS, reads=(*READS, "attention_bias"), gguf=GgufForm("qwen3")
+)

@@ -9,6 +9,7 @@ from model_defs.errors import ModelError
 from model_defs.experts import Experts, count_experts
 from model_defs.family import Family
 from model_defs.fields import optional_flag, optional_int, require_int
+from model_defs.gguf_form import EXPERTS, GgufForm, Keys, expert_fields
 from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "qwen3_moe"
@@ -51,4 +52,13 @@ READS = (
     *("attention_bias", "sliding_window", "use_sliding_window", "decoder_sparse_step", "mlp_only_layers"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
 )
-FAMILY = Family(MODEL_TYPE, "Qwen3MoeForCausalLM", from_hf, TRAITS, reads=READS)
+
+
+def from_gguf(keys: Keys) -> dict[str, Any]:
+    """Return the fields of a file: every layer has experts, whose weights add up to 1 as in all published models."""
+    size = keys.get("expert_feed_forward_length")
+    return {**expert_fields(keys), "moe_intermediate_size": size, "norm_topk_prob": True}
+
+
+GGUF = GgufForm("qwen3moe", from_gguf, (*EXPERTS, "expert_feed_forward_length"), has_experts=True)
+FAMILY = Family(MODEL_TYPE, "Qwen3MoeForCausalLM", from_hf, TRAITS, reads=READS, gguf=GGUF)

@@ -9,6 +9,7 @@ from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.head import check_head, settle_head
 from kvforge.checkpoint.stacked import is_mxfp4, unstack_experts
 from kvforge.checkpoint.text_part import text_part_of
+from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
 from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
@@ -51,7 +52,7 @@ def _split(checkpoint: Checkpoint, family: Family) -> Checkpoint:
 
 def _check_family(path: Path) -> None:
     """Raise CheckpointError for another family's configuration, whatever else is wrong with the checkpoint."""
-    file = path / "config.json"
+    file = path / CONFIG
     if file.is_file():
         try:
             supported_family(read_json(file))

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.formats import WeightFormat
 from kvforge.checkpoint.quantization import Quantization, read_quantization
+from kvforge.checkpoint.side_folder import SideFolder
 from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, WEIGHTS, WEIGHTS_INDEX, tokenizer_files
 from kvforge.common.errors import CheckpointError, first_line
 from kvforge.common.json_files import read_json
@@ -44,8 +45,22 @@ class Piece(Protocol):
         """Return its shape, and its dtype in safetensors' spelling."""
         ...
 
-    def read(self) -> Tensor:
-        """Return it."""
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is stored as integers with scales."""
+        ...
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether ``codes`` returns any; reads no values."""
+        ...
+
+    def read(self, rows: tuple[int, int] | None = None) -> Tensor:
+        """Return it, or its ``rows`` (first, end)."""
+        ...
+
+    def codes(self) -> Codes | None:
+        """Return a weight in 4 bits as int4 engines keep it, where it is stored so."""
         ...
 
 
@@ -55,7 +70,8 @@ class Checkpoint:
     where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` how it was quantized,
     ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one.
     ``pieces`` are tensors that are made of stored ones. ``is_text_part`` says that the files have more: a model for
-    images or audio."""
+    images or audio. ``path`` is a directory, or a file that holds all of it: then ``side_folder`` has what lies in a
+    directory beside the weights."""
 
     path: Path
     hf_config: Mapping[str, Any]
@@ -66,6 +82,13 @@ class Checkpoint:
     parts: Mapping[str, Part] = field(default_factory=dict)
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     is_text_part: bool = False
+    side_folder: SideFolder | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The directory with the tokenizer and the other files beside the weights. Raises CheckpointError where a file
+        holds a tokenizer that is not supported."""
+        return self.path if self.side_folder is None else self.side_folder.path
 
     def renamed(self, rename: Callable[[str], str]) -> "Checkpoint":
         """Return the checkpoint with each tensor under the name that ``rename`` makes of its own.
@@ -81,13 +104,15 @@ class Checkpoint:
                     "remove the one that does not belong to it."
                 )
         files = {name: self.file_of_tensor[before] for name, before in stored_names.items()}
+        pieces = {name: self.pieces[before] for name, before in stored_names.items() if before in self.pieces}
         stored_names = {name: self.stored_names.get(before, before) for name, before in stored_names.items()}
-        return replace(self, file_of_tensor=files, stored_names=stored_names)
+        return replace(self, file_of_tensor=files, stored_names=stored_names, pieces=pieces)
 
     def layout(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return shape and stored dtype, in safetensors' spelling, of tensor ``name``."""
-        if name in self.pieces:
-            return self.pieces[name].layout()
+        if (piece := self._piece(name)) is not None:
+            shape, dtype = piece.layout()
+            return self._part_shape(name, shape), dtype
         with safe_open(self._file(name), framework="pt") as file:
             piece = file.get_slice(self._stored_name(name))
             return self._part_shape(name, tuple(piece.get_shape())), str(piece.get_dtype())
@@ -95,6 +120,10 @@ class Checkpoint:
     def _stored_name(self, name: str) -> str:
         whole = self.whole(name)
         return self.stored_names.get(whole, whole)
+
+    def _piece(self, name: str) -> Piece | None:
+        """What makes ``name`` or the tensor that it is part of, if it is not stored as it is."""
+        return self.pieces.get(self.whole(name))
 
     def whole(self, name: str) -> str:
         """Return the name of the tensor that ``name`` is part of, or its own."""
@@ -127,8 +156,10 @@ class Checkpoint:
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``; ``F16`` for a weight that
-        another library's format stores as integers."""
-        return "F16" if self._format_of(name) is not None else self.layout(name)[1]
+        a file or another library's format stores as integers."""
+        piece = self._piece(name)
+        is_quantized = self._format_of(name) is not None if piece is None else piece.is_quantized
+        return "F16" if is_quantized else self.layout(name)[1]
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that tensor ``name`` is there with ``shape``, without reading its data.
@@ -193,15 +224,17 @@ class Checkpoint:
 
     def codes(self, name: str) -> Codes | None:
         """Return weight ``name`` in 4 bits, as int4 engines keep it, where the checkpoint stores it so; else None."""
-        stored = self._format_of(name)
+        stored, piece = self._format_of(name), self._piece(name)
         codes = None if stored is None else stored.codes(self, self.whole(name))
+        codes = codes if piece is None else piece.codes()
         if codes is None or name not in self.parts:
             return codes
         return codes.rows(torch.arange(self.parts[name].start, self.parts[name].stop), None)
 
     def has_codes(self, name: str) -> bool:
         """Whether ``codes`` returns any; reads no values."""
-        return self._format_of_codes(name) is not None
+        piece = self._piece(name)
+        return self._format_of_codes(name) is not None if piece is None else piece.has_codes
 
     def has_zero_points(self, name: str) -> bool:
         """Whether weight ``name`` has codes with zero points; reads no values."""
@@ -240,7 +273,7 @@ class Checkpoint:
         or an element is not ``finite``."""
         file = self._file(name)
         try:
-            tensor = self.pieces[name].read() if name in self.pieces else self._stored(file, name)
+            tensor = self._stored(file, name)
         except (SafetensorError, AttributeError) as error:
             raise CheckpointError(
                 f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."
@@ -250,6 +283,9 @@ class Checkpoint:
         return tensor
 
     def _stored(self, path: Path, name: str) -> Tensor:
+        if (piece := self._piece(name)) is not None:
+            rows = self.parts.get(name)
+            return piece.read() if rows is None else piece.read((rows.start, rows.stop))
         with safe_open(path, framework="pt") as file:
             stored, part = self._stored_name(name), self.parts.get(name)
             tensor: Tensor = file.get_tensor(stored) if part is None else file.get_slice(stored)[part.start : part.stop]
@@ -257,8 +293,11 @@ class Checkpoint:
 
     def files(self) -> list[Path]:
         """Return the files that make the model: configs, tokenizer and weights, sorted."""
-        files = {self.path / CONFIG, *self.file_of_tensor.values()}
+        files = set(self.file_of_tensor.values())
         files |= {file for piece in self.pieces.values() for file in piece.files}
+        if self.side_folder is not None:
+            return sorted(files)
+        files |= {self.path / CONFIG}
         files |= {self.path / name for name in tokenizer_files(self.path)}
         files |= {self.path / QUANTIZATION} if (self.path / QUANTIZATION).is_file() else set()
         return sorted(files)
@@ -282,17 +321,16 @@ class Checkpoint:
         return self.file_of_tensor[name]
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_directory(path: Path) -> Checkpoint:
     """Open a Hugging Face-format directory with ``config.json`` and safetensors weights, sharded or not.
 
     Raises:
         CheckpointError: not such a directory, a file in it is damaged or missing, or its quantization is not
             supported.
     """
-    path = Path(path)
     if not (path / CONFIG).is_file():
         found = "is not a checkpoint" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {found}: give a directory with config.json and *.safetensors.")
+        raise CheckpointError(f"{path} {found}: give a directory with config.json and *.safetensors, or a GGUF file.")
     hf_config = read_json(path / CONFIG)
     generation = path / "generation_config.json"
     generation_config = read_json(generation) if generation.is_file() else {}

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvforge.checkpoint.mxfp4 import BLOCK, QUANT_METHOD, dequantize_mxfp4
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.errors import CheckpointError
+from plugins.packed_linear.int4 import Codes
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,26 @@ class ExpertPiece:
             )
         return (len(range(self.part, shape[1], self.parts)), shape[2] * BLOCK), "BF16"
 
-    def read(self) -> Tensor:
-        """Return the tensor, dequantized where it is in MXFP4. Raises as ``layout`` does."""
+    @property
+    def is_quantized(self) -> bool:
+        """False: MXFP4 is a way to store bfloat16."""
+        return False
+
+    @property
+    def has_codes(self) -> bool:
+        """False: no int4 engine keeps what is stored."""
+        return False
+
+    def codes(self) -> Codes | None:
+        """Return None."""
+        return None
+
+    def read(self, rows: tuple[int, int] | None = None) -> Tensor:
+        """Return the tensor, dequantized where it is in MXFP4, or its ``rows``. Raises as ``layout`` does."""
+        whole = self._read()
+        return whole if rows is None else whole[rows[0] : rows[1]]
+
+    def _read(self) -> Tensor:
         self.layout()
         with safe_open(self.stored.file, framework="pt") as file:
             own: Tensor = file.get_slice(self.stored.name)[self.expert]

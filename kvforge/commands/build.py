@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="compile a checkpoint into an engine directory",
         example="kvforge build CHECKPOINT -o ENGINE --kv-dtype fp8",
     )
-    add_checkpoint(parser, "checkpoint", nargs="?", help="Hugging Face-format directory (config.json, *.safetensors)")
+    add_checkpoint(parser, "checkpoint", nargs="?", help="Hugging Face-format directory, or GGUF file")
     parser.add_argument("-o", "--output", type=Path, help="engine directory to write")
     parser.add_argument(
         "--recipe", type=Path, metavar="FILE", help="YAML file with what is not given here, as docs/recipes.md says"

@@ -77,8 +77,8 @@ def add_revision(parser: argparse._ActionsContainer) -> None:
 
 
 def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
-    """Return the directory of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it is left
-    out; raises CheckpointError."""
+    """Return the directory or file of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it
+    is left out; raises CheckpointError."""
     from kvforge.checkpoint.text_part import what_is_left_out
     from kvforge.common.errors import CheckpointError
     from kvforge.hub import find_checkpoint
@@ -86,8 +86,8 @@ def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
     path = find_checkpoint(name, args.revision, show_progress=display_of(args).bars)
     if not path.exists():
         raise CheckpointError(
-            f"{name} does not exist: give a directory with config.json and *.safetensors, or OWNER/NAME of one on the "
-            "Hub."
+            f"{name} does not exist: give a directory with config.json and *.safetensors, a GGUF file, or OWNER/NAME "
+            "on the Hub."
         )
     if (sentence := what_is_left_out(path)) is not None:
         display_of(args).note(sentence)

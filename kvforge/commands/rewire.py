@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="make a SwiftKV checkpoint from a plain one, to be distilled",
         example="kvforge rewire CHECKPOINT checkpoints/rewired --cut-layer auto --init ridge --calibration text.txt",
     )
-    add_checkpoint(parser, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
+    add_checkpoint(parser, "source", metavar="SRC", help="Hugging Face-format directory without a cut, or GGUF file")
     parser.add_argument("output", type=Path, metavar="DST", help="checkpoint directory to write")
     parser.add_argument(
         "--cut-layer",

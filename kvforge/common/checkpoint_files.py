@@ -1,5 +1,6 @@
-"""Names of the files that a Hugging Face-format checkpoint has."""
+"""Names of the files that a checkpoint has."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 PROCESSOR_TEMPLATE = "chat_template.json"
+GGUF_SUFFIX, GGUF_MAGIC = ".gguf", b"GGUF"
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,6 +25,22 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """Patterns of the files beside the weights that an engine keeps."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether ``path`` is a GGUF file, or by its name would be one."""
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
+
+
+def gguf_name(path: Path) -> str:
+    """Return what to call the model in a GGUF file: the file's name, without its ending and the number of its part."""
+    return _PART.sub("", path.stem)
 
 
 def tokenizer_files(folder: Path) -> list[str]:

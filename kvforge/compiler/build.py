@@ -72,7 +72,7 @@ def build_engine(
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
     check_texts(checkpoint, config.vocab_size)
-    own_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
+    own_fields = tokens_of_policy(checkpoint.folder / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain(resolved)
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()

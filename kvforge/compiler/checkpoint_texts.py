@@ -14,8 +14,8 @@ def check_texts(checkpoint: Checkpoint, vocab_size: int) -> None:
     from kvforge.tokenization.chat_template import check_chat_template
     from kvforge.tokenization.files import check_tokens, read_tokenizer_config
 
-    config = read_tokenizer_config(checkpoint.path)
-    check_side_files(checkpoint.path, checkpoint.generation_config, config)
-    check_chat_template(checkpoint.path)
-    if (checkpoint.path / "tokenizer.json").is_file():
-        check_tokens(checkpoint.path, config, vocab_size)
+    config = read_tokenizer_config(checkpoint.folder)
+    check_side_files(checkpoint.folder, checkpoint.generation_config, config)
+    check_chat_template(checkpoint.folder)
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        check_tokens(checkpoint.folder, config, vocab_size)

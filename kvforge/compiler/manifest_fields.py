@@ -13,7 +13,7 @@ from model_defs import ModelConfig
 def copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
     """Copy the tokenizer's files of a checkpoint into the new folder ``target``."""
     target.mkdir()
-    copy_tokenizer_files(checkpoint.path, target)
+    copy_tokenizer_files(checkpoint.folder, target)
 
 
 def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, Any]:

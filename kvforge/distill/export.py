@@ -63,5 +63,5 @@ def export_checkpoint(
         hf_config[key] = str(dtype).removeprefix("torch.")
     with staging_directory(output, replace=overwrite) as staging:
         (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-        copy_files(source.path, staging)
+        copy_files(source.folder, staging)
         write_sharded(staging, specs, produce, MAX_SHARD_BYTES)

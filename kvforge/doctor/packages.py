@@ -29,6 +29,7 @@ except BaseException as error:
 NEEDED_FOR = {
     "": EVERY_COMMAND,
     "serve": SERVE,
+    "gguf": "checkpoints in GGUF files",
     "perf": "plots",
     "train": "kvforge distill --data NAME",
     "eval": "kvforge lm-eval",
@@ -70,6 +71,7 @@ PACKAGES = (
     Package("fastapi", "fastapi", "serve"),
     Package("uvicorn", "uvicorn", "serve"),
     Package("llguidance", "llguidance", "serve"),
+    Package("gguf", "gguf", "gguf"),
     Package("matplotlib", "matplotlib.figure", "perf"),
     Package("datasets", "datasets", "train"),
     Package("lm_eval", "lm_eval.evaluator", "eval"),

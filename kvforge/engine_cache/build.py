@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvforge.checkpoint.model import open_model
 from kvforge.checkpoint.text_part import what_is_left_out
+from kvforge.common.checkpoint_files import gguf_name
 from kvforge.common.display import Display
 from kvforge.common.errors import BuildError, EngineError, first_line
 from kvforge.common.file_lock import hold, locked
@@ -28,7 +29,7 @@ from kvforge.version import __version__
 class CachedEngine:
     """An engine directory in the cache. It is not removed as long as this process has not called ``release``.
 
-    ``name`` is what to call the model: the repository on the Hub, or the checkpoint's folder."""
+    ``name`` is what to call the model: the repository on the Hub, or the checkpoint's folder or file."""
 
     path: Path
     key: str
@@ -44,8 +45,8 @@ def cached_engine(
     display: Display | None = None,
     folder: Path | None = None,
 ) -> CachedEngine:
-    """Return the engine of ``checkpoint``, a directory or a name of the Hub, from the cache in ``folder``, built first
-    if it is not there. Of several processes that ask at once one builds, and the others wait for it.
+    """Return the engine of ``checkpoint``, a directory, a GGUF file or a name of the Hub, from the cache in ``folder``,
+    built first if it is not there. Of several processes that ask at once one builds, and the others wait for it.
 
     Raises:
         CheckpointError, BuildError: as ``find_checkpoint`` and ``build_engine`` do, or the cache cannot be written.
@@ -66,12 +67,18 @@ def cached_engine(
                 given = {k: v for k, v in dataclasses.asdict(options).items() if v != getattr(BuildOptions(), k)}
                 entry = Entry(key, source, given, content, __version__, time.time())
                 _build(path, options, entry, folder / key, display)
-            return _use(folder / key, on_hub.repository if on_hub is not None else path.resolve().name)
+            return _use(folder / key, on_hub.repository if on_hub is not None else _name_of(path))
     except OSError as error:
         raise BuildError(
             f"The cache of engines in {folder} cannot be used ({error.strerror or first_line(error)}); set "
             "KVFORGE_ENGINE_CACHE to a writable directory."
         ) from error
+
+
+def _name_of(path: Path) -> str:
+    """What to call the model in a directory, or in a GGUF file."""
+    path = path.resolve()
+    return gguf_name(path) if path.is_file() else path.name
 
 
 def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:

@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
-from kvforge.common.checkpoint_files import CONFIG
+from kvforge.common.checkpoint_files import CONFIG, is_gguf
 from kvforge.common.errors import EngineError
 from kvforge.hub import parse_name
 from kvforge.manifest import MANIFEST_FILE
 
 
 def names_checkpoint(name: str | Path, revision: str | None = None) -> bool:
-    """Whether ``name`` is a checkpoint, on the Hub or in a directory, and not an engine. Raises CheckpointError where
-    ``revision`` does not go with it."""
+    """Whether ``name`` is a checkpoint, on the Hub, a directory or a GGUF file, and not an engine. Raises
+    CheckpointError where ``revision`` does not go with it."""
     path = Path(name)
-    return parse_name(name, revision) is not None or (
-        (path / CONFIG).is_file() and not (path / MANIFEST_FILE).is_file()
+    return (
+        parse_name(name, revision) is not None
+        or (path.exists() and is_gguf(path))
+        or ((path / CONFIG).is_file() and not (path / MANIFEST_FILE).is_file())
     )
 
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.common.checkpoint_files import is_gguf
 from kvforge.common.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
@@ -22,12 +23,13 @@ class HubName:
 
 def parse_name(text: str | Path, revision: str | None = None) -> HubName | None:
     """Return what ``text`` names on the Hub, OWNER/NAME or OWNER/NAME@REVISION; None where it is a path: one that is
-    there, or one that no repository can have.
+    there, or that of a GGUF file, or one that no repository can have.
 
     Raises:
         CheckpointError: ``revision`` is given for a path, or differs from the one in ``text``.
     """
-    found = None if Path(text).exists() else _NAME.fullmatch(str(text))
+    is_path = Path(text).exists() or is_gguf(Path(text))
+    found = None if is_path else _NAME.fullmatch(str(text))
     if found is None:
         if revision is not None:
             raise CheckpointError(f"--revision is for names of the Hub, and {text} is a path; leave it out.")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.checkpoint_files import CONFIG, is_gguf
 from kvforge.common.errors import EngineError, EngineReplacedError
 from kvforge.manifest.check import is_possible
 from kvforge.manifest.manifest import LATER_FIELDS, PLANS_FILE, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
@@ -63,7 +64,7 @@ def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     except UnicodeEncodeError:  # which the libraries that read an engine's files cannot open
         raise EngineError(f"the path {str(engine_dir)!r} is not UTF-8 text; rename the engine's directory.") from None
     if not path.is_file():
-        if (engine_dir / "config.json").is_file():
+        if (engine_dir / CONFIG).is_file() or is_gguf(engine_dir):
             raise EngineError(
                 f"{engine_dir} is not an engine directory but a checkpoint; make one of it with: kvforge build "
                 f"{engine_dir} -o ENGINE. kvforge serve and kvforge.LLM take it as it is."

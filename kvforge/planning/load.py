@@ -1,8 +1,9 @@
-"""What ``--model`` names: a preset, a config.json, a checkpoint or an engine."""
+"""What ``--model`` names: a preset, a config.json, a checkpoint, which may be a GGUF file, or an engine."""
 
 import dataclasses
 from pathlib import Path
 
+from kvforge.common.checkpoint_files import gguf_name, is_gguf
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
 from kvforge.costs.shape import ModelShape
@@ -73,6 +74,8 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             step_tokens=manifest.max_num_tokens,
             is_engine=True,
         )
+    if is_gguf(path):
+        return _from_checkpoint(path, gguf_name(path.resolve()))
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
     file = path / "config.json" if path.is_dir() else path

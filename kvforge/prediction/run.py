@@ -101,7 +101,7 @@ def train_predictor(
     _check_tokenizers(base, auxiliary)
     length = min(fit.num_tokens, base.config.max_position, auxiliary.config.max_position)
     samples = calibration_samples(
-        base.checkpoint.path, base.config.vocab_size, fit.calibration, fit.num_samples, length
+        base.checkpoint.folder, base.config.vocab_size, fit.calibration, fit.num_samples, length
     )
     packed, report = None, None
     if data is not None:
@@ -109,7 +109,7 @@ def train_predictor(
         length = min(settings.length, base.config.max_position, auxiliary.config.max_position)
         settings = dataclasses.replace(settings, length=length)
         config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, length=length))
-        packed, report = load_data(data, base.checkpoint.path, base.config.vocab_size, settings, progress)
+        packed, report = load_data(data, base.checkpoint.folder, base.config.vocab_size, settings, progress)
     with staging_directory(output, replace=overwrite) as staging:
         folder = staging / ".calibration"
         folder.mkdir()
@@ -166,7 +166,7 @@ def _check_tokenizers(base: Source, auxiliary: Source) -> None:
     """Raise CheckpointError where the two models' tokens of one number are not the same text, added ones included."""
     vocabularies = []
     for source in (base, auxiliary):
-        file = source.checkpoint.path / "tokenizer.json"
+        file = source.checkpoint.folder / "tokenizer.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             added = sorted((token["id"], token["content"]) for token in content.get("added_tokens") or ())
@@ -190,4 +190,4 @@ def _write(auxiliary: Source, prediction: Prediction, weights: Mapping[str, Tens
     write_sharded(directory, specs, lambda spec: weights[spec.name].detach().cpu().to(spec.dtype), MAX_SHARD_BYTES)
     hf_config = dict(auxiliary.checkpoint.hf_config) | {MAPS: prediction_fields(prediction)}
     (directory / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-    copy_files(auxiliary.checkpoint.path, directory)
+    copy_files(auxiliary.checkpoint.folder, directory)

@@ -43,4 +43,4 @@ def truncate(source: str | Path, output: str | Path, num_layers: int, *, overwri
     with staging_directory(output, replace=overwrite) as staging:
         write_sharded(staging, specs, lambda spec: opened.checkpoint.read_raw(spec.name), MAX_SHARD_BYTES)
         (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-        copy_files(opened.checkpoint.path, staging)
+        copy_files(opened.checkpoint.folder, staging)

@@ -80,8 +80,13 @@ def quantize_checkpoint(
     text = None if calibration is None else Path(calibration)
     check_output(output, [Path(checkpoint_path), text], overwrite)
     checkpoint, config = _open(Path(checkpoint_path))
+    if recipe != "int4" and checkpoint.side_folder is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
+            "first."
+        )
     num_tokens = min(num_tokens, config.max_position)
-    samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
+    samples = calibration_samples(checkpoint.folder, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
         return _quantize_int4(checkpoint, config, output, samples, overwrite, progress)
     if checkpoint.is_text_part:
@@ -103,7 +108,7 @@ def quantize_checkpoint(
                 export_hf_checkpoint(model, export_dir=staging)
             except SafetensorError as error:  # how a full disk reads there
                 raise KvforgeError(f"{output} was not written ({first_line(error)}); free space there.") from None
-            copy_tokenizer_files(checkpoint.path, staging)
+            copy_tokenizer_files(checkpoint.folder, staging)
             scales = _check_export(staging, checkpoint, config)
             files = list(staging.glob("*.safetensors"))
             for file in files:  # safetensors writes them for the owner alone
@@ -131,7 +136,7 @@ def _quantize_int4(
     with staging_directory(output, replace=overwrite) as staging:
         codes = quantize_layers(load_model(checkpoint, config, torch.float32), samples, progress)
         size = write_int4(checkpoint, config, codes, staging)
-        copy_files(checkpoint.path, staging)
+        copy_files(checkpoint.folder, staging)
     model_type = str(checkpoint.hf_config.get("model_type"))
     return QuantizeSummary(str(output), "int4", model_type, len(samples), sum(map(len, samples)), size, ())
 

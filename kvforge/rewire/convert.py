@@ -112,7 +112,7 @@ def rewire_checkpoint(
         weight_bytes = write_weights(source, config, new, options, staging, progress)
         shutil.rmtree(work)
         write_config(source, config, staging)
-        copy_files(source.checkpoint.path, staging)
+        copy_files(source.checkpoint.folder, staging)
     if figure is not None and found.similarity is not None:
         plot_similarity(found.similarity, config.cut, source.checkpoint.path.name, figure)
     return RewireSummary(
@@ -151,7 +151,7 @@ def _check(source: Source, options: RewireOptions) -> None:
 def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[list[int]]:
     length = min(options.num_tokens, source.config.max_position)
     vocab_size = source.config.vocab_size
-    samples = calibration_samples(source.checkpoint.path, vocab_size, text, options.num_samples, length)
+    samples = calibration_samples(source.checkpoint.folder, vocab_size, text, options.num_samples, length)
     if len(samples) < 2:
         raise KvforgeError(f"{text} has one sample of {length} tokens and two are needed; give a longer text.")
     return samples

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.head import TIED
 from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.common.checkpoint_files import is_gguf
 from kvforge.common.errors import BuildError, KvforgeError
 from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
@@ -53,6 +54,11 @@ def write_engine(
     check_limits(options)
     arguments = parse_arguments(options.engine_args)
     progress("read")
+    if is_gguf(checkpoint_path):
+        raise BuildError(
+            f"{checkpoint_path} is a GGUF file, which target vllm is not given; build it for another target, or give a "
+            "directory with config.json and *.safetensors."
+        )
     checkpoint = open_checkpoint(checkpoint_path)
     model = None if family_of(checkpoint.hf_config) is None else open_model(checkpoint_path)
     config = None if model is None else read_model_config(model)

@@ -148,7 +148,7 @@ def test_a_path_that_is_not_there_may_have_been_a_name(words: list[str], capsys:
     assert main(words) == 1
     line = capsys.readouterr().err
     assert line.startswith("kvforge: error: nonexist ") and len(line.splitlines()) == 1
-    assert "a checkpoint, or OWNER/NAME" in line or "*.safetensors, or OWNER/NAME" in line
+    assert "a checkpoint, or OWNER/NAME" in line or "a GGUF file, or OWNER/NAME" in line
 
 
 def test_a_name_that_is_not_in_the_cache_is_a_sentence(

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvforge.checkpoint import open_checkpoint
 from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.quantization import Quantization
-from kvforge.checkpoint.reader import open_checkpoint
 from kvforge.common.errors import CheckpointError
 from kvforge.quantize.int4_checkpoint import _config, _parts
 from plugins.packed_linear.int4 import round_to_codes

@@ -21,6 +21,14 @@ TEACHER = ROOT / "model_defs" / "assets" / "tiny-teacher"
 
 COMMANDS = {
     "serve": ("kvforge demo --num-questions 2 -o demo",),
+    "gguf": (
+        'python -c \'import gguf, numpy; w = gguf.GGUFWriter("m.gguf", "llama"); w.add_context_length(8192); '
+        "w.add_embedding_length(64); w.add_block_count(2); w.add_feed_forward_length(64); w.add_head_count(4); "
+        'w.add_layer_norm_rms_eps(1e-5); w.add_tokenizer_model("gpt2"); w.add_token_list([str(i) for i in range(32)]); '
+        'w.add_tensor("token_embd.weight", numpy.ones((32, 64), numpy.float32)); w.write_header_to_file(); '
+        "w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()'",
+        "kvforge plan --model m.gguf --input 512 --output 16",
+    ),
     "perf": ("kvforge plan --model TEACHER --cut 4 --plot plan.svg",),
     "train": (
         "kvforge rewire TEACHER rewired --cut-layer 4",

@@ -19,9 +19,13 @@ WRITTEN_OUT = {
     "perf/peers/prepare.py",
     "perf/harness/random_checkpoint.py",
     "kvforge/gateway/tool_formats/mistral.py",
+    "kvforge/checkpoint/gguf/pre_tokenizers.py",
+    "kvforge/checkpoint/gguf/vocabulary.py",
+    "perf/peers/gguf_worker.py",
 }
-"""Files that hold the configuration of a model of their own; and a format of tool calls, recognised by the chat
-template whatever the family, that is known by its maker's name."""
+"""Files that hold the configuration of a model of their own; a format of tool calls, recognised by the chat template
+whatever the family, that is known by its maker's name; and llama.cpp's names of tokenizers, which models of any family
+may have, and of its own class."""
 
 
 def spoken(text: str) -> set[str]:

@@ -7,6 +7,7 @@ import pytest
 
 PERF = Path(__file__).resolve().parents[3] / "perf"
 WORKERS = {
+    "peers/gguf_worker.py",
     "peers/kvforge_worker.py",
     "peers/llama_worker.py",
     "peers/openvino_worker.py",
@@ -14,8 +15,8 @@ WORKERS = {
     "peers/vllm_worker.py",
     "gpu/queue/child.py",
 }
-"""They parse nothing: ``perf.peers.compare`` starts them with one argument, most by a python without kvforge, and
-``perf.gpu.quarter`` with another program's."""
+"""They parse nothing: ``perf.peers.compare`` starts them with one argument, most by a python without kvforge,
+``perf.peers.gguf`` one with two, and ``perf.gpu.quarter`` with another program's."""
 
 
 def is_program(tree: ast.Module) -> bool:
