@@ -40,11 +40,11 @@ define_schema(
 )
 
 
-def landmark_select(*args: Any) -> Tensor:
+def landmark_select(*args: Any, **named: Any) -> Tensor:
     """The chunks that each sequence attends to, as `plugins.landmark_select.reference` defines them."""
     if not writes_are_functional():
-        return OPERATOR.call(*args)
-    given = OPERATOR.bind(*args)
+        return OPERATOR.call(*args, **named)
+    given = OPERATOR.bind(*args, **named)
     scores = getattr(torch.ops.kvforge, SCORES)(*(given[name] for name in (*OPERATOR.tensors[:-1], "scale")))
     counts = (given["num_chunks"], given["num_selected"])
     chosen: Tensor = getattr(torch.ops.kvforge, CHOOSE)(

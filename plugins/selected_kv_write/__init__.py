@@ -23,9 +23,9 @@ _parameters = ", ".join(f"{'int' if a.name == 'chunk_size' else 'Tensor'} {a.nam
 define_schema(FUNCTIONAL, f"({_parameters}) -> (Tensor, Tensor)", _fake_functional)
 
 
-def selected_kv_write(*args: Any) -> tuple[Tensor, ...]:
+def selected_kv_write(*args: Any, **named: Any) -> tuple[Tensor, ...]:
     """Brings chunks into the pools, in place, as `plugins.selected_kv_write.reference` defines it; returns the pools
     given (SSA style), and new ones under `plugins.registration.functional_writes`."""
     if writes_are_functional():
-        return tuple(getattr(torch.ops.kvforge, FUNCTIONAL)(*args))
-    return OPERATOR.write(*args)
+        return tuple(getattr(torch.ops.kvforge, FUNCTIONAL)(*args, **named))
+    return OPERATOR.write(*args, **named)
