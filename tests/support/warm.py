@@ -1,7 +1,7 @@
 """Python programs without the start of Python: a process that has imported torch forks one for each.
 
 ``run(arguments)`` is ``subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`` for ``-m MODULE``
-and ``-c CODE``, with ``-W`` before them. What OpenMP reads of the environment when torch is loaded is this process's.
+and ``-c CODE``, with ``-W`` before them. What OpenMP and OpenBLAS read when they are loaded is that process's.
 Each command has one test that truly starts it.
 """
 
@@ -32,7 +32,7 @@ class _Server:
         self._sock, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
-            env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+            env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             fds = [theirs.fileno()]
             self.process = subprocess.Popen(command, env=env, pass_fds=fds, stdin=subprocess.DEVNULL)
         atexit.register(self.end)
@@ -88,6 +88,7 @@ def _serve(sock: socket.socket) -> None:
         for _, _, data in rights:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         job = json.loads(_exactly(sock, int.from_bytes(head + _exactly(sock, _HEAD - len(head)), "big")))
+        assert len(os.listdir("/proc/self/task")) == 1, "a fork has only one thread of a process that has several"
         pid = os.fork()
         if pid == 0:
             sock.close()
