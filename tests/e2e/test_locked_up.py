@@ -44,4 +44,5 @@ def test_a_locked_up_server_is_replaced(engine_dir: Path, tmp_path: Path) -> Non
         for thread in cancelling:
             thread.join()
         assert answer(running)
-    assert "a response has not left within 10 s" in log.read_text()
+    # The race of cancels and writes locks tritonserver up or, seldom, crashes it: either way another takes its place.
+    assert any(words in log.read_text() for words in ("a response has not left within 10 s", "Signal (11) received"))
