@@ -31,9 +31,14 @@ def is_gguf(path: Path) -> bool:
     """Whether ``path`` is a GGUF file, or by its name would be one."""
     if path.suffix.lower() == GGUF_SUFFIX:
         return not path.is_dir()
+    return begins_with(path, GGUF_MAGIC)
+
+
+def begins_with(path: Path, start: bytes) -> bool:
+    """Whether ``path`` is a file that can be read and begins with ``start``."""
     try:
         with path.open("rb") as file:
-            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+            return file.read(len(start)) == start
     except OSError:
         return False
 

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
+from kvforge.common.checkpoint_files import begins_with
+
 _BEGIN = b"version https://git-lfs.github.com/spec/"
 
 
 def is_lfs_pointer(path: Path) -> bool:
     """Whether the file is a pointer and not the file that its name promises."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_BEGIN)) == _BEGIN
-    except OSError:
-        return False
+    return begins_with(path, _BEGIN)
 
 
 def fetch_it(path: Path) -> str:

@@ -151,5 +151,71 @@ inline void tile_dot_s8s8() {
 
 #endif
 
+struct Bf16 {
+  template <int C, int A, int B>
+  static void dot() { tile_dot_bf16<C, A, B>(); }
+};
+
+template <int T>
+struct TileNumber {
+  static constexpr int value = T;
+};
+
+// Sums of two tiles of rows by two of columns, in tiles 0 to 3. They are stored while the next ones are computed: a store
+// that waits for its product holds up the products behind it.
+class FourSums {
+ public:
+  // Bytes from row to row of the sums, from one tile of columns to the other, and from the upper rows to the lower ones.
+  FourSums(int64_t row, int64_t beside, int64_t below) : row_(row), beside_(beside), below_(below) {}
+
+  // left(tile, step) loads tile 4 with upper rows and 5 with lower ones, right(tile, step) 6 with the first columns and 7
+  // with the second ones; begin(tile, place) is what is added to, after() is called with every step.
+  template <typename Dot, typename Left, typename Right, typename Begin, typename After>
+  inline __attribute__((always_inline)) void multiply(char* sums, int64_t steps, const Left& left, const Right& right,
+                                                      const Begin& begin, const After& after) {
+    const auto start = [&](auto tile) __attribute__((always_inline)) {
+      if (late_ != nullptr) store<tile.value>();
+      begin(tile, sums + offset(tile.value));
+    };
+    const auto step = [&](int64_t s, bool first) __attribute__((always_inline)) {
+      left(TileNumber<4>(), s);
+      right(TileNumber<6>(), s);
+      if (first) start(TileNumber<0>());
+      Dot::template dot<0, 4, 6>();
+      right(TileNumber<7>(), s);
+      if (first) start(TileNumber<1>());
+      Dot::template dot<1, 4, 7>();
+      left(TileNumber<5>(), s);
+      if (first) start(TileNumber<2>());
+      Dot::template dot<2, 5, 6>();
+      if (first) start(TileNumber<3>());
+      Dot::template dot<3, 5, 7>();
+      after();
+    };
+    step(0, true);
+    for (int64_t s = 1; s < steps; ++s) step(s, false);
+    late_ = sums;
+  }
+
+  // Stores what is not yet.
+  void finish() {
+    if (late_ == nullptr) return;
+    store<0>();
+    store<1>();
+    store<2>();
+    store<3>();
+    late_ = nullptr;
+  }
+
+ private:
+  int64_t offset(int tile) const { return tile % 2 * beside_ + tile / 2 * below_; }
+
+  template <int T>
+  void store() { tile_store<T>(late_ + offset(T), row_); }
+
+  const int64_t row_, beside_, below_;
+  char* late_ = nullptr;
+};
+
 }  // namespace
 }  // namespace kvforge

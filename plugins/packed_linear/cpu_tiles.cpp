@@ -5,11 +5,6 @@
 namespace kvforge {
 namespace {
 
-struct Bf16 {
-  template <int C, int A, int B>
-  static void dot() { tile_dot_bf16<C, A, B>(); }
-};
-
 struct Int8 {
   template <int C, int A, int B>
   static void dot() { tile_dot_u8s8<C, A, B>(); }

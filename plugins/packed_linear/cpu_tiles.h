@@ -114,54 +114,6 @@ inline void start_sums(const char* place, bool add) {
   else tile_zero<T>();
 }
 
-// Two bands by two tiles of outputs, again and again. Sums are stored while the next ones are computed: a store that waits
-// for its product holds up the products behind it.
-template <typename Dot>
-class TwoBands {
- public:
-  void multiply(const char* band, int64_t band_stride, const char* weight, int64_t steps, char* sums, bool add, Fetch& fetch) {
-    const auto start = [&](auto tile, int64_t offset) __attribute__((always_inline)) {
-      if (late_ != nullptr) tile_store<tile.value>(late_ + offset, kPanelRow);
-      start_sums<tile.value>(sums + offset, add);
-    };
-    const auto step = [&](bool first) __attribute__((always_inline)) {
-      tile_load_once<4>(band, kTileRowBytes);
-      tile_load<6>(weight, kPanelRow);
-      if (first) start(TileNumber<0>(), 0);
-      Dot::template dot<0, 4, 6>();
-      tile_load<7>(weight + kTileRowBytes, kPanelRow);
-      if (first) start(TileNumber<1>(), kTileRowBytes);
-      Dot::template dot<1, 4, 7>();
-      tile_load_once<5>(band + band_stride, kTileRowBytes);
-      if (first) start(TileNumber<2>(), kBelow);
-      Dot::template dot<2, 5, 6>();
-      if (first) start(TileNumber<3>(), kBelow + kTileRowBytes);
-      Dot::template dot<3, 5, 7>();
-      fetch.step();
-      band += kTileBytes, weight += kStepBytes;
-    };
-    step(true);
-    for (int64_t s = 1; s < steps; ++s) step(false);
-    late_ = sums;
-  }
-
-  ~TwoBands() {
-    if (late_ == nullptr) return;
-    tile_store<0>(late_, kPanelRow);
-    tile_store<1>(late_ + kTileRowBytes, kPanelRow);
-    tile_store<2>(late_ + kBelow, kPanelRow);
-    tile_store<3>(late_ + kBelow + kTileRowBytes, kPanelRow);
-  }
-
- private:
-  static constexpr int64_t kBelow = kRowsOfTile * kPanelRow;
-  template <int T>
-  struct TileNumber {
-    static constexpr int value = T;
-  };
-  char* late_ = nullptr;
-};
-
 // One band by all four tiles of outputs. The only band of a few rows waits for its weights: a step fetches as much as it
 // multiplies, kAhead bytes on, in parts, because a burst would hold up the loads behind it.
 template <typename Dot, bool Only>
@@ -203,13 +155,22 @@ void multiply_steps(const LinearTile& t, const char* rows, const char* weight, i
   const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile;
   char* sums = static_cast<char*>(t.sums);
   const int64_t b = bands / 2 * 2;
-  {
-    TwoBands<Dot> two;
-    for (int64_t half = 0; half < 2; ++half)
-      for (int64_t p = 0; p + 2 <= bands; p += 2)
-        two.multiply(rows + p * t.band_stride, t.band_stride, weight + half * 2 * kTileRowBytes, steps,
-                     sums + p * kRowsOfTile * kPanelRow + half * 2 * kTileRowBytes, add, fetch);
-  }
+  FourSums two_bands(kPanelRow, kTileRowBytes, kRowsOfTile * kPanelRow);
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t p = 0; p + 2 <= bands; p += 2) {
+      const char *const band = rows + p * t.band_stride, *const outputs = weight + half * 2 * kTileRowBytes;
+      two_bands.multiply<Dot>(
+          sums + p * kRowsOfTile * kPanelRow + half * 2 * kTileRowBytes, steps,
+          [&](auto tile, int64_t s) __attribute__((always_inline)) {
+            tile_load_once<tile.value>(band + s * kTileBytes + (tile.value - 4) * t.band_stride, kTileRowBytes);
+          },
+          [&](auto tile, int64_t s) __attribute__((always_inline)) {
+            tile_load<tile.value>(outputs + s * kStepBytes + (tile.value - 6) * kTileRowBytes, kPanelRow);
+          },
+          [&](auto tile, const char* place) __attribute__((always_inline)) { start_sums<tile.value>(place, add); },
+          [&]() __attribute__((always_inline)) { fetch.step(); });
+    }
+  two_bands.finish();
   rows += b * t.band_stride, sums += b * kRowsOfTile * kPanelRow;
   if (bands == 1) multiply_one<Dot, true>(rows, weight, steps, sums, add, fetch);
   else if (b < bands) multiply_one<Dot, false>(rows, weight, steps, sums, add, fetch);

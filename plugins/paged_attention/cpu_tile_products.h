@@ -1,5 +1,4 @@
-// The products of tiles that attention is made of, for strips of 32 rows. A tile is stored while the next ones are
-// computed: a store that waits for its product holds up the products behind it. Tiles that stand still for some 1000 cycles
+// The products of tiles that attention is made of, for strips of 32 rows. Tiles that stand still for some 1000 cycles
 // take 1000 more to wake up, so a strip's work changes often between products and weights. Everything here has
 // internal linkage (see cpu_bf16.h).
 #pragma once
@@ -11,7 +10,8 @@ namespace {
 
 constexpr int64_t kStrip = 32;  // rows of a tile() that are worked on at once, two tiles of them
 
-// Scores of a strip's queries, [2 tiles of rows, step], and keys, [2 tiles of 16 keys, step] of 32.
+// Scores of a strip's queries, [2 tiles of rows, step], and keys, [2 tiles of 16 keys, step] of 32. As few products make
+// one, a tile of keys at a time, so that a score is stored late as in FourSums.
 class Scores {
  public:
   Scores(const char* q, int64_t steps) : q_(q), steps_(steps) {}
@@ -61,48 +61,25 @@ class WeightedValues {
  public:
   WeightedValues(int64_t columns, int64_t chunks) : columns_(columns), chunks_(chunks) {}
 
-  void multiply(const char* weights, int64_t below, const char* v, char* sums) {
-    char* late = nullptr;
+  void multiply(const char* weights, int64_t below, const char* v, char* sums) const {
+    FourSums two_columns(kTileRowBytes, 2 * kTileBytes, kTileBytes);
     int64_t column = 0;
-    for (; column + 2 <= columns_; column += 2) {
-      two_columns(weights, below, v + column * kTileBytes, late);
-      late = sums + column * 2 * kTileBytes;
-    }
-    if (late != nullptr) {
-      tile_store<0>(late, kTileRowBytes);
-      tile_store<1>(late + 2 * kTileBytes, kTileRowBytes);
-      tile_store<2>(late + kTileBytes, kTileRowBytes);
-      tile_store<3>(late + 3 * kTileBytes, kTileRowBytes);
-    }
+    for (; column + 2 <= columns_; column += 2)
+      two_columns.multiply<Bf16>(
+          sums + column * 2 * kTileBytes, chunks_,
+          [&](auto tile, int64_t c) __attribute__((always_inline)) {
+            tile_load<tile.value>(weights + c * kTileBytes + (tile.value - 4) * below, kTileRowBytes);
+          },
+          [&](auto tile, int64_t c) __attribute__((always_inline)) {
+            tile_load_once<tile.value>(v + (c * columns_ + column + tile.value - 6) * kTileBytes, kTileRowBytes);
+          },
+          [&](auto tile, const char*) __attribute__((always_inline)) { tile_zero<tile.value>(); },
+          []() __attribute__((always_inline)) {});
+    two_columns.finish();
     if (column < columns_) one_column(weights, below, v + column * kTileBytes, sums + column * 2 * kTileBytes);
   }
 
  private:
-  // Leaves the sums in tiles 0 to 3, after those for `late` are stored.
-  void two_columns(const char* weights, int64_t below, const char* v, char* late) const {
-    const auto start = [&](auto tile, int64_t offset) __attribute__((always_inline)) {
-      if (late != nullptr) tile_store<tile.value>(late + offset, kTileRowBytes);
-      tile_zero<tile.value>();
-    };
-    const auto step = [&](bool first) __attribute__((always_inline)) {
-      tile_load<4>(weights, kTileRowBytes);
-      tile_load_once<6>(v, kTileRowBytes);
-      if (first) start(Count<0>(), 0);
-      tile_dot_bf16<0, 4, 6>();
-      tile_load_once<7>(v + kTileBytes, kTileRowBytes);
-      if (first) start(Count<1>(), 2 * kTileBytes);
-      tile_dot_bf16<1, 4, 7>();
-      tile_load<5>(weights + below, kTileRowBytes);
-      if (first) start(Count<2>(), kTileBytes);
-      tile_dot_bf16<2, 5, 6>();
-      if (first) start(Count<3>(), 3 * kTileBytes);
-      tile_dot_bf16<3, 5, 7>();
-      weights += kTileBytes, v += columns_ * kTileBytes;
-    };
-    step(true);
-    for (int64_t c = 1; c < chunks_; ++c) step(false);
-  }
-
   void one_column(const char* weights, int64_t below, const char* v, char* sums) const {
     tile_zero<0>();
     tile_zero<2>();

@@ -119,13 +119,12 @@ struct Strip {
       first[r] = smaller(larger(from, position - window + 1), last[r]);
       tops[r] = -__builtin_inff(), shifts[r] = 0, totals[r] = _mm512_setzero_ps();
     }
-    latest_first = first[0], earliest_last = end = last[0];
-    for (int64_t r = 1; r < count; ++r) {
+    latest_first = first[0], earliest_last = last[0], end = 0;
+    for (int64_t r = 0; r < count; ++r) {
       latest_first = larger(latest_first, first[r]);
       earliest_last = smaller(earliest_last, last[r]);
       end = first[r] < last[r] ? larger(end, last[r]) : end;
     }
-    if (first[0] == last[0] && end == last[0]) end = 0;
   }
 
   int64_t chunks() const { return (end + kStep - 1) / kStep; }

@@ -4,7 +4,6 @@
 
 #include "native/tiles.h"
 #include "paged_attention/cpu_bf16_load.h"
-#include "paged_attention/cpu_groups.h"
 #include "paged_attention/cpu_transpose.h"
 
 namespace kvforge {
