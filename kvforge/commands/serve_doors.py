@@ -62,6 +62,10 @@ class Doors:
             for name, address in self.addresses.items()
         )
 
+    def page(self, port: int) -> str:
+        """Return where a browser of this machine finds the gateway's page, on this port."""
+        return f"http://{self.addresses['openai'].reached_at.host}:{port}/"
+
     def warning(self) -> str | None:
         """Say in one line where other machines generate without a key, or None."""
         if not self.open_without_key:

@@ -18,6 +18,7 @@ from kvforge.compiler.cpu_graph import (
     predict_linears,
     stack_packed,
 )
+from kvforge.compiler.stream_basis import StreamBasis, can_change
 from model_defs import ModelConfig
 from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
@@ -44,7 +45,8 @@ def convert_weights(
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
-    With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
+    With ``packed_dtype`` the weights of linear layers are packed as that; as int8, the model is one whose residual
+    stream is in another basis, where it can be (``stream_basis``). One fused tensor is in memory at a time. The
     RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
     which graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not
     counted. ``progress`` is called with the bytes that are written and that
@@ -55,6 +57,9 @@ def convert_weights(
     """
     weights = weight_specs(config)
     layers = linears(config) if packed_dtype is not None else {}
+    basis = None
+    if packed_dtype == torch.int8 and can_change(config):
+        basis = StreamBasis(config, lambda spec: _fuse(checkpoint, spec, None))
     specs: list[TensorSpec] = []
     sources: dict[str, Callable[[], Tensor]] = {}
     for index, (rope, head_dim) in enumerate(config.rotations):
@@ -77,14 +82,15 @@ def convert_weights(
         layers = {**layers, **(predict_linears(prediction) if packed_dtype is not None else {})}
     for origin, weight in of_all:
         layer = weight.name.removesuffix(".weight")
+        of_model = basis if origin is checkpoint else None
         if layer in layers and packed_dtype is not None:
-            packed = _Packed(origin, weight, layers[layer], packed_dtype)
+            packed = _Packed(origin, weight, layers[layer], packed_dtype, of_model)
             for name, tensor in packed.layout().items():
                 specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
                 sources[f"{layer}.{name}"] = partial(packed.take, name)
         if layer not in layers or weight.name == EMBEDDING:
             specs.append(TensorSpec(weight.name, weight.shape, dtype))
-            sources[weight.name] = partial(_fuse, origin, weight, dtype)
+            sources[weight.name] = partial(_fuse, origin, weight, dtype, of_model)
 
     written, total = 0, sum(spec.num_bytes for spec in specs)
 
@@ -107,8 +113,10 @@ class _Packed:
     """The packed tensors of one linear layer, made when the first of them is taken and dropped one by one. Experts are
     read and packed one after the other."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: WeightSpec, layer: AnyLinear, dtype: torch.dtype) -> None:
-        self.checkpoint, self.spec, self.layer = checkpoint, spec, layer
+    def __init__(
+        self, checkpoint: Checkpoint, spec: WeightSpec, layer: AnyLinear, dtype: torch.dtype, basis: StreamBasis | None
+    ) -> None:
+        self.checkpoint, self.spec, self.layer, self.basis = checkpoint, spec, layer, basis
         self.dtype = dtype_of_packed(layer, dtype)
         self._left: dict[str, Tensor] = {}
 
@@ -127,7 +135,8 @@ class _Packed:
         if self.dtype in INT4 and any(self.checkpoint.has_codes(source.name) for source in spec.sources):
             codes = self._steps(spec) if self.dtype == IN_STEPS else self._codes(spec)
             return packed_tensors(codes, self.layer, self.dtype)
-        fused = _fuse(self.checkpoint, spec, self.dtype if self.dtype.is_floating_point else None)
+        dtype = self.dtype if self.dtype.is_floating_point else None
+        fused = _fuse(self.checkpoint, spec, dtype, self.basis, is_head=spec.name == EMBEDDING)
         return packed_tensors(fused, self.layer, self.dtype)
 
     def _codes(self, spec: WeightSpec) -> Codes:
@@ -173,11 +182,22 @@ def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = No
     return rows
 
 
-def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -> Tensor:
-    """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider."""
+def _fuse(
+    checkpoint: Checkpoint,
+    spec: WeightSpec,
+    dtype: torch.dtype | None,
+    basis: StreamBasis | None = None,
+    is_head: bool = False,
+) -> Tensor:
+    """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider, or
+    in another ``basis``."""
     if spec.stacked:
-        matrices = ({"": _fuse(checkpoint, matrix, dtype)} for matrix in spec.matrices)
+        matrices = ({"": _fuse(checkpoint, matrix, dtype, basis)} for matrix in spec.matrices)
         return stack_packed(matrices, spec.stacked)[""]
+    change = None if basis is None else basis.change(spec.name, is_head)
+    if change is not None:
+        changed = change(_fuse(checkpoint, spec, None))
+        return changed if dtype is None else changed.to(dtype)
     parts = [_read(checkpoint, source, dtype) for source in spec.sources]
     if dtype is None and any(part.dtype == torch.float64 for part in parts):
         return _fuse(checkpoint, spec, torch.float32)

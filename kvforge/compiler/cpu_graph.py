@@ -12,7 +12,7 @@ from model_defs.layers import ExpertLinear, Linear, RMSNorm
 from model_defs.predict_graph import PredictGraph
 from model_defs.prediction import Prediction
 from plugins.expert_linear import expert_linear
-from plugins.packed_linear import pack, packed_linear
+from plugins.packed_linear import pack, packed_linear, rotated_rows
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import SteppedCodes
 from plugins.packed_linear.packing import pack_codes
@@ -26,6 +26,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features = linear.out_features // (2 if linear.gated else 1)
         self.gated, self.float32_out = linear.gated, linear.float32_out
+        self.rotated = is_rotated(linear, weight_dtype)
         _register_packed(self, linear, weight_dtype)
         self.register_parameter("bias", linear.bias)
 
@@ -42,6 +43,7 @@ class PackedLinear(nn.Module):
             residual=residual,
             gated=self.gated,
             float32_out=self.float32_out,
+            rotated=self.rotated,
         )
 
 
@@ -78,16 +80,22 @@ def dtype_of_packed(linear: AnyLinear, weight_dtype: torch.dtype) -> torch.dtype
     return weight_dtype if linear.quantizes else torch.bfloat16
 
 
+def is_rotated(linear: AnyLinear, weight_dtype: torch.dtype) -> bool:
+    """Whether inputs and weights of ``linear`` are rotated, which spreads outliers of the inputs before they become
+    int8; packed in 4 bits weights lose more by it than inputs gain."""
+    return isinstance(linear, Linear) and linear.has_outliers and dtype_of_packed(linear, weight_dtype) == torch.int8
+
+
 def packed_tensors(
     weight: Tensor | Codes | SteppedCodes, linear: AnyLinear, weight_dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed; those
     of experts ``[E, N, K]`` stacked."""
-    weight_dtype = dtype_of_packed(linear, weight_dtype)
+    rotated, weight_dtype = is_rotated(linear, weight_dtype), dtype_of_packed(linear, weight_dtype)
     if isinstance(weight, Tensor) and weight.dim() == 3:
         return stack_packed((packed_tensors(one, linear, weight_dtype) for one in weight), len(weight))
     if isinstance(weight, Tensor):
-        packed, scales = pack(weight, weight_dtype, linear.gated)
+        packed, scales = pack(rotated_rows(weight) if rotated else weight, weight_dtype, linear.gated)
     else:
         packed, scales = pack_codes(weight, linear.gated)
     return {"packed": packed} if scales is None else {"packed": packed, "scales": scales}

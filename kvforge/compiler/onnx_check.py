@@ -5,8 +5,8 @@ from typing import NoReturn
 from onnx import ModelProto, NodeProto, helper
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.graph_tensors import CACHE_ROLES, operators_of, pool_roles
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.tensorrt.graph_tensors import CACHE_ROLES, operators_of, pool_roles
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 from plugins.onnx_body import DOMAIN
@@ -46,7 +46,7 @@ def _check_node(name: str, node: NodeProto, bodies: set[tuple[str, str]]) -> Non
 
 
 def _check_cache(model: ModelProto, name: str, config: ModelConfig, options: ResolvedOptions) -> None:
-    is_lower, roles = name == "lower", pool_roles(options)
+    is_lower, roles = name == "lower", pool_roles(options.kv_dtype, options.policy)
     owners = config.owners if is_lower else config.owners_above
     scales = scales_by_owner(config, options.kv_scales)
     current = {owner: {role: f"{role}_{owner}" for role in roles} for owner in owners}

@@ -10,7 +10,6 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -20,14 +19,13 @@ from torch import Tensor
 
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower, export_upper
-from kvforge.compiler.graph_tensors import INPUTS, RESULTS, policy_inputs, pool_names, role_of, rows_of
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_nodes import translations
 from kvforge.compiler.onnx_weights import use_external_weights
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.tensorrt.graph_tensors import INPUTS, RESULTS, WRITTEN, policy_inputs, pool_names, role_of, rows_of
 from model_defs import ModelConfig
 from model_defs.graphs import LowerGraph, UpperGraph
-from model_defs.layers import Pool
 from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_node import Cache
 from plugins.onnx_nodes import ONNX_NODES
@@ -35,41 +33,15 @@ from plugins.registration import functional_writes
 
 
 class LowerStep(LowerGraph):
-    """The lower graph without effects: the new pools are results."""
+    """The lower graph without effects."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: list[Pool],
-        state: tuple[Tensor, ...] = (),
-    ) -> Any:
-        """Return hidden, then every owner's new pools, flat."""
-        hidden, new = self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, state)
-        return (hidden, *(tensor for pool in new for tensor in pool))
+    returns_pools = True
 
 
 class UpperStep(UpperGraph):
-    """The upper graph without effects: the new pools are results."""
+    """The upper graph without effects."""
 
-    def forward(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: list[Pool],
-        state: tuple[Tensor, ...] = (),
-    ) -> Any:
-        """Return logits, then the new pools of all owners that are read, flat."""
-        logits, new = self.step(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, state)
-        return (logits, *(tensor for pool in new for tensor in pool))
+    returns_pools = True
 
 
 def write_onnx(name: str, config: ModelConfig, options: ResolvedOptions, path: Path, weights: Path) -> None:
@@ -139,9 +111,9 @@ def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
 
 
 def _name_values(graph: ir.Graph, exported: ExportedGraph, options: ResolvedOptions) -> None:
-    pools = pool_names(exported.pool_owners, options)
+    pools = pool_names(exported.pool_owners, options.kv_dtype, options.policy)
     inputs = [*INPUTS[exported.name], *pools, *policy_inputs(exported.name, options.policy)]
-    outputs = [*RESULTS[exported.name], *(f"{pool}_out" for pool in pools)]
+    outputs = [*RESULTS[exported.name], *(f"{pool}{WRITTEN}" for pool in pools)]
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, label in zip(values, names, strict=True):
             value.name = label

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import ROPE_TABLES
-from kvforge.compiler.graph_tensors import INPUTS, RESULTS, policy_inputs, role_of, written_roles
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt.api import trt
+from kvforge.tensorrt.graph_tensors import INPUTS, RESULTS, WRITTEN, policy_inputs, role_of, written_roles
 from plugins.trt_plugin import data_type
 
 _MATRIX = 2
@@ -28,7 +28,8 @@ def check_network(network: trt.INetworkDefinition, graph: str, options: Resolved
     """
     layers = _layers(network)
     producers = {layer.get_output(index).name: (layer, index) for layer in layers for index in range(layer.num_outputs)}
-    of_step, roles = INPUTS[graph] | policy_inputs(graph, options.policy), written_roles(graph, options)
+    of_step = INPUTS[graph] | policy_inputs(graph, options.policy)
+    roles = written_roles(graph, options.kv_dtype, options.policy)
     pools = [name for name in _names(network.get_input, network.num_inputs) if name not in of_step]
     written = [name for name in pools if role_of(name) in roles]
     _check_results(network, graph, written)
@@ -60,7 +61,7 @@ def _names(get: object, count: int) -> list[str]:
 
 def _check_results(network: trt.INetworkDefinition, graph: str, written: list[str]) -> None:
     found = _names(network.get_output, network.num_outputs)
-    expected = [*RESULTS[graph], *(f"{pool}_out" for pool in written)]
+    expected = [*RESULTS[graph], *(f"{pool}{WRITTEN}" for pool in written)]
     for name in expected:
         if name not in found:
             _fail(graph, f"has no output {name}")
@@ -71,14 +72,15 @@ def _check_results(network: trt.INetworkDefinition, graph: str, written: list[st
 
 def _check_in_place(graph: str, pool: str, producers: dict[str, tuple[trt.ILayer, int]]) -> None:
     """Follow ``<pool>_out`` back to the pool, through outputs of plugins that are their inputs."""
-    name = f"{pool}_out"
+    name = f"{pool}{WRITTEN}"
     while name != pool:
         layer, index = producers.get(name, (None, 0))
         if layer is None or layer.type != trt.LayerType.PLUGIN_V3:
-            _fail(graph, f"returns {pool}_out in other memory than {pool}: {name} is no plugin's output")
+            _fail(graph, f"returns {pool}{WRITTEN} in other memory than {pool}: {name} is no plugin's output")
         source = _plugin(layer).get_aliased_input(index)
         if source < 0:
-            _fail(graph, f"returns {pool}_out in other memory than {pool}: {layer.name} does not write it in place")
+            where = f"returns {pool}{WRITTEN} in other memory than {pool}"
+            _fail(graph, f"{where}: {layer.name} does not write it in place")
         name = layer.get_input(source).name
 
 

@@ -6,8 +6,8 @@ Two profiles, because kernels that are best for thousands of prompt tokens are n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvforge.compiler.graph_tensors import INPUTS, policy_inputs, rows_of
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.tensorrt.graph_tensors import INPUTS, policy_inputs, rows_of
 
 PROFILES = ("decode", "mixed")
 """Their names, in the order they have in a plan: steps of generated tokens alone, and steps with prompts."""

@@ -17,6 +17,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.distill import metrics, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
+from kvforge.distill.heap import keep_freed_memory
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
@@ -65,6 +66,8 @@ def distill(
     """
     with world.processes(config.device) as device:
         world.first_process(lambda: _check(config, model))
+        if device.type == "cpu":
+            keep_freed_memory()
         with locked(work):
             run = _Run(config, model, data, work, device, source)
             show = progress and world.rank() == 0

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 
 Codec = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor], Codec]
@@ -75,7 +75,7 @@ def nvfp4(x: Tensor, group: int = 16) -> Tensor:
 
 def rotated(codec: Codec) -> Codec:
     """The codec between two Hadamard rotations, the second of which attention does without."""
-    return lambda x: rotate_heads(codec(rotate_heads(x)))
+    return lambda x: rotate_blocks(codec(rotate_blocks(x)))
 
 
 def nearest(x: Tensor, levels: Tensor) -> Tensor:

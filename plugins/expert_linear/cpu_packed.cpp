@@ -104,7 +104,7 @@ void multiply_experts(const LinearArgs& all, Weights weights, int64_t weight_byt
     const int64_t begin = (piece - part.first_prepared) * kPreparedRows;
     kernel.prepare(part.args, begin, std::min(begin + kPreparedRows, part.args.rows),
                    space + (part.band + begin / kernel.band_rows) * band_stride,
-                   workspace.get(all.depth * 4 + kScratchMargin));
+                   workspace.get(scratch_bytes(all)));
   });
   ranged_for(pieces, 1 + elements * all.panels * kPanel / kProductsPerThread,
              [&] { return Worker(parts, kernel, groups, space, band_stride); });

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from plugins.operator import ISAS, TILE_ISAS, Operator, Variants
-from plugins.packed_linear.packing import PANEL, pack
+from plugins.packed_linear.packing import PANEL, pack, rotated_rows
 from plugins.packed_linear.reference import reference
 from plugins.registration import define
 
-__all__ = ["OPERATOR", "PANEL", "pack", "packed_linear", "reference"]
+__all__ = ["OPERATOR", "PANEL", "pack", "packed_linear", "reference", "rotated_rows"]
 
 _VNNI = ("avx512_vnni", "avx512_bf16")
 
@@ -22,7 +22,7 @@ def _fake(x: Tensor, out_features: int, float32_out: bool, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=2,
+        version=3,
         graphs=("lower", "upper", "early_exit"),
         variants={
             "cpu_bf16.cpp": Variants(("avx512_bf16",)),
@@ -52,6 +52,7 @@ def packed_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     float32_out: bool = False,
+    rotated: bool = False,
 ) -> Tensor:
     """Linear layer y = norm(x) W^T + bias of T tokens, gated or added to a residual: [T, out_features].
 
@@ -62,10 +63,13 @@ def packed_linear(
     out_features the number of up rows. residual: [T, out_features] bfloat16, added last.
 
     Sums are float32; int8 and int4 weights are multiplied with activations quantized row by row (scale max|x| / 127,
-    symmetric, half to even). Products are summed in int32 and then scaled: all of an output at once with int8 and with
-    int4 in steps, by which its groups are multiplied before; group by group of the depth with int4 that has scales,
-    whose scaled groups are added from the first on. All that follows is float32, rounded once to bfloat16, or not at
-    all with float32_out. A row of the result depends, in all its bits, on its own row of x alone.
+    symmetric, half to even). With `rotated`, which is for them alone, a row is first multiplied with a Hadamard matrix,
+    block by block (`rotated_rows`), and rounded to bfloat16; the weight that was packed is rotated
+    alike, so that outliers of x are spread and the product stays (QuaRot, arXiv 2404.00456). Products are summed in
+    int32 and then scaled: all of an output at once with int8 and with int4 in steps, by which its groups are multiplied
+    before; group by group of the depth with int4 that has scales, whose scaled groups are added from the first on. All
+    that follows is float32, rounded once to bfloat16, or not at all with float32_out. A row of the result depends, in
+    all its bits, on its own row of x alone.
     Raises RuntimeError on a wrong shape, dtype or stride, and on K beyond 65536 with int8 and with int4 in steps.
     """
-    return OPERATOR.call(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out)
+    return OPERATOR.call(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out, rotated)

@@ -31,7 +31,8 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     bias = normal(packed_rows) if rng.random() < 0.5 else None
     norm = normal(depth) if rng.random() < 0.5 else None
     residual = normal(rows, outputs + 5)[:, :outputs] if rng.random() < 0.5 else None
-    return x, weight, scales, bias, norm, residual, outputs, 1e-5, gated, float32_out
+    rotated = scales is not None and rng.random() < 0.4
+    return x, weight, scales, bias, norm, residual, outputs, 1e-5, gated, float32_out, rotated
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

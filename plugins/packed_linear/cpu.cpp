@@ -88,8 +88,6 @@ class Worker {
     product_.run(piece, next, rows_, band_stride_, reinterpret_cast<float*>(rest_));
   }
 
-  static int64_t scratch_bytes(const LinearArgs& args) { return args.depth * 4 + kScratchMargin; }
-
  private:
   const Product& product_;
   const LinearArgs& args_;
@@ -118,7 +116,7 @@ void multiply(const LinearArgs& args, const LinearKernel& kernel, int64_t groups
       thread_local Workspace workspace;
       const int64_t begin = i * kPreparedRows, end = std::min(begin + kPreparedRows, args.rows);
       kernel.prepare(args, begin, end, prepared + begin / kernel.band_rows * band_stride,
-                     workspace.get(Worker::scratch_bytes(args)));
+                     workspace.get(scratch_bytes(args)));
     });
   }
   ranged_for(product.pieces(), threads,
@@ -130,7 +128,8 @@ void multiply(const LinearArgs& args, const LinearKernel& kernel, int64_t groups
 at::Tensor packed_linear(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& scales_in,
     const std::optional<at::Tensor>& bias_in, const std::optional<at::Tensor>& norm_in,
-    const std::optional<at::Tensor>& residual, int64_t out_features, double eps, bool gated, bool float32_out) {
+    const std::optional<at::Tensor>& residual, int64_t out_features, double eps, bool gated, bool float32_out,
+    bool rotated) {
   check_matrix("x", x);
   const int64_t rows = x.size(0), depth = x.size(1);
   TORCH_CHECK(depth > 0, kOp, ": x must have columns");
@@ -140,6 +139,7 @@ at::Tensor packed_linear(
   check_weight(kOp, weight, weights, {}, depth, panels);
   TORCH_CHECK(scales_in.has_value() == (weights != Weights::bf16), kOp,
               ": scales must be given with int8 and int4 weights, and only with them");
+  TORCH_CHECK(!rotated || weights != Weights::bf16, kOp, ": rotated is for int8 and int4 weights");
   at::Tensor scales;
   if (scales_in.has_value())
     scales = float32_tensor(kOp, "scales", *scales_in, scales_shape(weights, panels));
@@ -172,6 +172,7 @@ at::Tensor packed_linear(
           .eps = static_cast<float>(eps),
           .gated = gated,
           .float32_out = float32_out,
+          .rotated = rotated,
       },
       linear_kernel(weights, rows), num_groups(weights, depth));
   return out;

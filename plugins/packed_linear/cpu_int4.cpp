@@ -36,14 +36,12 @@ float quantize(const bf16* x, int64_t depth, uint8_t* out) {
 
 template <Scales S>
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
-  bf16* normed = reinterpret_cast<bf16*>(scratch);
-  uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
+  bf16* changed = reinterpret_cast<bf16*>(scratch);
+  uint8_t* quantized = reinterpret_cast<uint8_t*>(changed + a.depth);
   const int64_t groups = num_groups(a);
   std::memset(quantized + a.depth, 0x80, groups * kInt4GroupDepth - a.depth);
   for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
-    const bf16* x = row_of_x(a, r);
-    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
-    const float scale = quantize(a.norm != nullptr ? normed : x, a.depth, quantized);
+    const float scale = quantize(row_to_quantize(a, row_of_x(a, r), changed), a.depth, quantized);
     char* out = rows;
     for (int64_t g = 0; g < groups; ++g, out += kRowGroupBytes) {
       int8_t values[kInt4GroupDepth];

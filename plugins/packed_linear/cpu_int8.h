@@ -3,6 +3,7 @@
 #pragma once
 
 #include "packed_linear/cpu_kernel.h"
+#include "native/hadamard.h"
 #include "packed_linear/cpu_norm.h"
 
 namespace kvforge {
@@ -12,6 +13,15 @@ namespace {
 inline float row_scale(uint32_t largest) {
   const float scale = from_bits(largest << 16) / 127.0f;
   return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
+// The row x as it is quantized: normed and rotated where it is to be. changed: depth elements.
+inline const bf16* row_to_quantize(const LinearArgs& a, const bf16* x, bf16* changed) {
+  if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, changed);
+  const bf16* const normed = a.norm != nullptr ? changed : x;
+  if (!a.rotated) return normed;
+  rotate_row(normed, a.depth, changed);
+  return changed;
 }
 
 // Writes the quantized values plus 128 and returns the scale.

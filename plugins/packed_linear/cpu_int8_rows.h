@@ -26,12 +26,10 @@ template <typename Element, typename Quantize>
 void prepare_rows(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch,
                   const Quantize& quantize) {
   const int64_t offset = scale_offset<Element>(a);
-  bf16* normed = reinterpret_cast<bf16*>(scratch);
+  bf16* changed = reinterpret_cast<bf16*>(scratch);
   for (int64_t r = begin; r < end; ++r, rows += row_bytes<Element>(a)) {
     Element* out = reinterpret_cast<Element*>(rows);
-    const bf16* x = row_of_x(a, r);
-    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
-    const float scale = quantize(a.norm != nullptr ? normed : x, a.depth, out);
+    const float scale = quantize(row_to_quantize(a, row_of_x(a, r), changed), a.depth, out);
     std::memset(out + a.depth, 0, rows + offset - reinterpret_cast<char*>(out + a.depth));
     std::memcpy(rows + offset, &scale, sizeof scale);
   }

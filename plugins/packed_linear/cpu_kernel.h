@@ -32,6 +32,7 @@ struct LinearArgs {
   void* out;  // [rows, outputs], contiguous, bfloat16 or float
   float eps;
   bool gated, float32_out;
+  bool rotated = false;  // rows, before they are quantized
   // Where row r of the product is read in x and written in out, [rows] each, or null where it is row r of both; with
   // them there is no residual.
   const int32_t* x_row = nullptr;
@@ -59,7 +60,8 @@ struct LinearTile {
   bool add;            // to what sums holds; else it is written
 };
 
-constexpr int64_t kScratchMargin = 64;
+// Bytes that a kernel's prepare() may write beside its rows.
+static inline int64_t scratch_bytes(const LinearArgs& a) { return a.depth * 4 + 64; }
 
 // Whether weights that are read once, in order, are fetched by instructions. Zen 4's own prefetcher alone reads them as
 // fast as memory gives them. Instructions, which wait for the few misses that the first-level cache may have under way,
@@ -88,7 +90,7 @@ struct LinearKernel {
   // Bytes from one prepared band to the next.
   int64_t (*band_bytes)(const LinearArgs& args);
   // Writes rows [begin, end), normed, padded to whole groups and, for int8 and int4, quantized; begin is a band's first row, the
-  // rows that the last band lacks become zeros. scratch: depth * 4 + kScratchMargin bytes.
+  // rows that the last band lacks become zeros. scratch: scratch_bytes().
   void (*prepare)(const LinearArgs& args, int64_t begin, int64_t end, char* rows, char* scratch);
   void (*multiply)(const LinearTile& tile);
   // Turns the sums of a panel (int32 of int8 weights) into those of the layer, in place, by the rows' and the outputs'

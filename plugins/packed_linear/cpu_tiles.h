@@ -69,11 +69,10 @@ inline float scale_of_row(const LinearArgs& a, const char* bands, int64_t band_s
 template <uint8_t Flip>
 void prepare_quantized(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
   const int64_t steps = num_steps(a, 4), offset = scales_offset(a);
-  bf16* normed = reinterpret_cast<bf16*>(scratch);
-  uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
+  bf16* changed = reinterpret_cast<bf16*>(scratch);
+  uint8_t* quantized = reinterpret_cast<uint8_t*>(changed + a.depth);
   in_bands(a, begin, end, steps, quantized_band_bytes(a), bands, [&](const bf16* x, char* place) {
-    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
-    const float scale = quantize_row(a.norm != nullptr ? normed : x, a.depth, quantized);
+    const float scale = quantize_row(row_to_quantize(a, x, changed), a.depth, quantized);
     for (int64_t i = 0; Flip != 0 && i < a.depth; ++i) quantized[i] ^= Flip;
     spread(reinterpret_cast<const char*>(quantized), a.depth, steps, place);
     const int64_t row = (place - bands) % quantized_band_bytes(a) / kTileRowBytes;

@@ -17,11 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.kv_rotation import rotate_blocks
 from plugins.packed_linear.int4 import GROUP_DEPTH, Codes, factors, half_scales, round_to_codes
 from plugins.packed_linear.int4_steps import SteppedCodes, round_in_steps
 
 PANEL = 64
 """Outputs of a panel. A gated panel holds 32 rows of the gate and then the same 32 rows of up."""
+
+LARGEST_BLOCK = 256
+"""Of the depth, rotated together: what an instruction set's registers hold."""
 
 PANELS_AT_ONCE = 8
 """What is packed in one go: its copies stay in the processor's caches, and all its cores work on it."""
@@ -42,6 +46,11 @@ SCALES_BEGIN = GROUP_DEPTH // 2 * PANEL
 STEPS_END = SCALES_BEGIN + PANEL
 ZEROS_BEGIN = SCALES_BEGIN + 2 * PANEL
 _GROUP_BYTES = {IN_STEPS: STEPS_END, WITH_SCALES: ZEROS_BEGIN, WITH_ZEROS: ZEROS_BEGIN + PANEL}
+
+
+def rotated_rows(x: Tensor) -> Tensor:
+    """Return rows `[..., K]` as `packed_linear` rotates them: float32."""
+    return rotate_blocks(x, LARGEST_BLOCK)
 
 
 def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
 from plugins.packed_linear.int4 import MIDDLE, Codes
-from plugins.packed_linear.packing import PANEL, is_in_steps, unpack, unpack_codes
+from plugins.packed_linear.packing import PANEL, is_in_steps, rotated_rows, unpack, unpack_codes
 
 
 def reference(
@@ -20,6 +20,7 @@ def reference(
     eps: float,
     gated: bool,
     float32_out: bool,
+    rotated: bool = False,
 ) -> Tensor:
     """Same arguments and result as `torch.ops.kvforge.packed_linear`."""
     depth, num_outputs = x.shape[1], out_features * (2 if gated else 1)
@@ -29,6 +30,7 @@ def reference(
     if scales is None:
         y = x.float() @ unpack(weight, num_outputs, depth, gated).float().T
     else:
+        x = rotated_rows(x).to(x.dtype) if rotated else x
         x_scale = dynamic_scale(x, torch.int8)[:, None]
         values = quantize(x, x_scale, torch.int8).double()
         codes = unpack_codes(weight, num_outputs, depth, gated) if weight.dtype == torch.uint8 else None

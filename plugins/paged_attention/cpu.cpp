@@ -123,7 +123,7 @@ void rotate_queries(const at::Tensor& q, at::Tensor& out) {
     for (int64_t h = 0; h < heads; ++h) {
       const T* x = from + t * q.stride(0) + h * q.stride(1);
       for (int64_t d = 0; d < dim; ++d) head[d] = to_float(x[d]);
-      rotate_heads(head, dim);
+      rotate_blocks(head, dim);
       for (int64_t d = 0; d < dim; ++d) store(to + (t * heads + h) * dim + d, head[d]);
     }
   };

@@ -98,7 +98,7 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
   float rotated[kMaxHeadDim];
   if (a.pool == Dtype::int4) {
     std::memcpy(rotated, acc, a.head_dim * sizeof(float));
-    rotate_heads(rotated, a.head_dim);
+    rotate_blocks(rotated, a.head_dim);
     acc = rotated;
   }
   bf16* out = static_cast<bf16*>(a.out) + token_head(a, rows, row) * a.head_dim;

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plugins.errors import PluginError
 from plugins.kv_quantization import INT4, LARGEST
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 from plugins.paged_attention.cuda_combine import paged_attention_combine_kernel
 from plugins.paged_attention.cuda_partial import paged_attention_partial_kernel
 from plugins.paged_attention.cuda_tuning import Tuning, default_tuning
@@ -191,7 +191,7 @@ def launch(
     rotated = cache.dtype == INT4
     out = q.new_empty(q.shape, dtype=shape.out_dtype)
     tensors = {
-        "q": rotate_heads(q).to(q.dtype) if rotated else q,
+        "q": rotate_blocks(q).to(q.dtype) if rotated else q,
         "k_pool": k_pool,
         "v_pool": v_pool,
         "query_start": query_start,
@@ -206,4 +206,4 @@ def launch(
         tensors["partial"] = q.new_empty(partial_shape, dtype=torch.float32)
         run_kernel(partial_spec(shape, tuning), tensors, wrap)
     run_kernel(combine_spec(shape, tuning), tensors, wrap)
-    return rotate_heads(out).to(q.dtype) if rotated else out
+    return rotate_blocks(out).to(q.dtype) if rotated else out

@@ -6,7 +6,7 @@ from onnx import FunctionProto
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT, readable
 from plugins.onnx_node import Cache, OnnxNode
-from plugins.onnx_pairs import out_of_pairs, rotate_heads
+from plugins.onnx_pairs import out_of_pairs, rotate_blocks
 from plugins.paged_attention import OPERATOR
 
 _INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPERATOR.attributes
@@ -20,7 +20,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     group = body.Div(heads, kv_heads)
     queries, stored_dim = body.to("q", FLOAT), body.size(pools["k"], 3)
     if cache is Cache.INT4:
-        queries = body.to(body.CastLike(rotate_heads(body, queries, head_dim), "q"), FLOAT)
+        queries = body.to(body.CastLike(rotate_blocks(body, queries, head_dim), "q"), FLOAT)
     q = body.Reshape(queries, body.shape(tokens, kv_heads, group, head_dim), allowzero=1)
     starts, lengths, table = (body.to_int64(name) for name in ("query_start", "kv_length", "page_table"))
     scale, window = body.float_attribute("scale"), body.int_attribute("window")
@@ -74,7 +74,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     nothing = body.to(body.rows("q", zero, zero), FLOAT)
     attended = body.loop(body.size(active, 0), nothing, 3, sequence)
     if cache is Cache.INT4:
-        attended = rotate_heads(body, attended, head_dim)
+        attended = rotate_blocks(body, attended, head_dim)
     result = [("attended", body.CastLike(attended, "q"))]
     if dynamic:
         return body.function("PagedAttentionDynamic", (*_INPUTS, *_SCALES), result, ("scale", "window"))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from plugins.kv_quantization import INT4, dequantize
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 
 
 def reference(
@@ -43,7 +43,7 @@ def reference(
     group = q.shape[1] // num_kv_heads
     rotated = k_pool.dtype == INT4
     out = torch.empty(q.shape, dtype=q.dtype)
-    q = rotate_heads(q).to(q.dtype) if rotated else q
+    q = rotate_blocks(q).to(q.dtype) if rotated else q
     starts = query_start.tolist()
     for s, length in enumerate(kv_length.tolist()):
         begin, end = starts[s], starts[s + 1]
@@ -64,7 +64,7 @@ def reference(
             score = torch.cat((score, sinks[:, None, None].expand(-1, end - begin, 1)), dim=-1)
         weight = score.softmax(dim=-1)[..., : len(key)]
         attended = torch.einsum("hqk,khd->qhd", weight, v)
-        out[begin:end] = (rotate_heads(attended) if rotated else attended).to(q.dtype)
+        out[begin:end] = (rotate_blocks(attended) if rotated else attended).to(q.dtype)
     return out
 
 

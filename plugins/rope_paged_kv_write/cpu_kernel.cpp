@@ -51,10 +51,10 @@ void write(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
       const Source* v = static_cast<const Source*>(a.v.data) + t * a.v.token_stride + h * a.v.head_stride;
       if constexpr (sizeof(Target) == 1) {
         rotate(k, cos, sin, scratch, half);
-        if constexpr (std::is_same_v<Target, int4>) rotate_heads(scratch, a.head_dim);
+        if constexpr (std::is_same_v<Target, int4>) rotate_blocks(scratch, a.head_dim);
         put<Target>(a.k_pool, page, slot, h, scratch, a.head_dim);
         cast(v, scratch, a.head_dim);
-        if constexpr (std::is_same_v<Target, int4>) rotate_heads(scratch, a.head_dim);
+        if constexpr (std::is_same_v<Target, int4>) rotate_blocks(scratch, a.head_dim);
         put<Target>(a.v_pool, page, slot, h, scratch, a.head_dim);
       } else {
         const auto out = [&](const KvTarget& pool) {

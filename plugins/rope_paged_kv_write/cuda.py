@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.kv_quantization import INT4
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 from plugins.rope_paged_kv_write.reference import at_positions
 from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
@@ -184,7 +184,7 @@ def launch(
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     check_capability(cache.dtype, capability_of(k_pool))
     if cache.dtype == INT4:
-        k, v = _evens_first(rotate_heads(at_positions(k, cos, sin))), _evens_first(rotate_heads(v))
+        k, v = _evens_first(rotate_blocks(at_positions(k, cos, sin))), _evens_first(rotate_blocks(v))
     tensors = {"k": k, "v": v, "cos": cos, "sin": sin, "slot_mapping": slot_mapping}
     pools = {"k_pool": k_pool, "v_pool": v_pool}
     if k_scales is not None and v_scales is not None:

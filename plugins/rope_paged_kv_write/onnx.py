@@ -5,7 +5,7 @@ from onnx import FunctionProto
 from plugins.onnx_body import Body
 from plugins.onnx_cache import FLOAT, quantize, row_scale, writable
 from plugins.onnx_node import Cache, OnnxNode
-from plugins.onnx_pairs import rotate_heads
+from plugins.onnx_pairs import rotate_blocks
 from plugins.onnx_rotation import rotate
 from plugins.rope_paged_kv_write import OPERATOR
 
@@ -28,7 +28,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     pools, scales = [], []
     head_dim = body.size("k", 2)
     for name, x in (("k", rotated), ("v", v)):
-        x = rotate_heads(body, x, head_dim) if cache is Cache.INT4 else x
+        x = rotate_blocks(body, x, head_dim) if cache is Cache.INT4 else x
         if dynamic:
             scale = row_scale(body, x, cache)
             row = body.Squeeze(scale, body.constant([2]))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from plugins.kv_quantization import INT4, LARGEST, dynamic_scale, quantize
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 
 
 def reference(
@@ -35,7 +35,7 @@ def at_positions(k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _write(x: Tensor, slot_mapping: Tensor, pool: Tensor, scales: Tensor | None, scale: float) -> None:
     page_size = pool.shape[1]
-    x = rotate_heads(x) if pool.dtype == INT4 else x
+    x = rotate_blocks(x) if pool.dtype == INT4 else x
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue

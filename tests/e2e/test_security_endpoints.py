@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.facts import descendants
 from kvforge.serving.server.access import OPENED_BY
 from kvforge.serving.server.launcher import TritonServer
@@ -120,9 +121,14 @@ def test_files_are_private(server: TritonServer) -> None:
     "name", ["..", "../ensemble", "..%2fensemble", "%2e%2e%2f%2e%2e%2fetc", "ensemble%00", "/etc/passwd", "a" * 5000]
 )
 def test_model_names_are_no_paths(server: TritonServer, name: str) -> None:
+    """Each is refused; Triton's HTTP server may drop a request of thousands of characters without an answer."""
     for end in ("config", "generate", "infer", "ready"):
         connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=30)
         connection.request("POST" if end in ("generate", "infer") else "GET", f"/v2/models/{name}/{end}", body=b"{}")
-        response = connection.getresponse()
-        assert 400 <= response.status < 500, (end, response.read())
+        try:
+            response = connection.getresponse()
+            assert 400 <= response.status < 500, (end, response.read())
+        except http.client.RemoteDisconnected:
+            assert len(name) > 1000
         connection.close()
+    assert is_ready(server.http_url)

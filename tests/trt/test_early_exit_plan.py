@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from kvforge.common.errors import EngineError
-from kvforge.compiler.graph_tensors import INPUTS
-from kvforge.compiler.graph_tensors import RESULTS as EXPORTED_RESULTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
 from tests.support.cuda.fake_stream import FakeStream, fake_current_stream
@@ -52,8 +50,6 @@ class RecordingPlan:
 def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvforge.runtime.sessions import tensorrt as tensorrt_session
 
-    assert {name: tuple(names) for name, names in INPUTS.items()} == tensorrt_session.STEP_INPUTS
-    assert tensorrt_session.RESULTS == EXPORTED_RESULTS
     manifest = dataclasses.replace(fake_manifest(), early_exit=True, dtype="bfloat16", vocab_size=7)
     fake_current_stream(monkeypatch)
     stream = FakeStream()

@@ -42,13 +42,13 @@ class RecordingPlan:
 
 
 def make_plan(graph: str, owners: tuple[int, ...], results: dict[str, torch.dtype], step_types=None) -> RecordingPlan:
-    from kvforge.runtime.sessions.tensorrt import STEP_INPUTS
+    from kvforge.tensorrt.graph_tensors import INPUTS
 
     pools = [f"{kind}_pool_{owner}" for owner in owners for kind in "kv"]
     written = [f"{name}_out" for name in pools] if graph == "lower" else []
-    dtypes = dict.fromkeys(STEP_INPUTS[graph], torch.int32) | (step_types or {}) | results
+    dtypes = dict.fromkeys(INPUTS[graph], torch.int32) | (step_types or {}) | results
     dtypes |= dict.fromkeys((*pools, *written), torch.bfloat16)
-    return RecordingPlan((*STEP_INPUTS[graph], *pools), (*results, *written), dtypes)
+    return RecordingPlan((*INPUTS[graph], *pools), (*results, *written), dtypes)
 
 
 @pytest.fixture

@@ -14,32 +14,12 @@ from kvforge.runtime.sessions.aot_package import load_tensors
 from kvforge.runtime.sessions.compatibility import ROPE_TABLES, check_operators, register_transitions
 from kvforge.runtime.sessions.cuda import CudaSession
 from kvforge.runtime.sessions.cuda_decode import Capture, Captured, GraphRecorder
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.tensorrt_plan import Plan, plan_logger
 from kvforge.tensorrt.api import trt
 from kvforge.tensorrt.compatibility import check_plans
+from kvforge.tensorrt.graph_tensors import CACHE_ROLES, INPUTS, RESULTS, WRITTEN, pool_names, role_of
 from kvforge.tensorrt.installed import flavour
-
-STEP_INPUTS = {
-    "lower": LowerStep._fields[:-1],
-    "upper": UpperStep._fields[:-1],
-    "early_exit": ("hidden", "survivor_index"),
-    "verify": ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
-}
-"""Names of each graph's inputs before the pools."""
-
-RESULTS = {
-    "lower": ("hidden",),
-    "upper": ("logits",),
-    "early_exit": ("logits",),
-    "verify": ("accepted", "next_token"),
-}
-"""Names of each graph's outputs that are no pools."""
-
-_CACHE_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
-_WRITTEN = "_out"
-"""What the name of a pool ends in where it comes out again."""
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside plans and results that the K,V cache gets unless told otherwise."""
@@ -85,10 +65,10 @@ class TensorRTSession(CudaSession):
             EngineError: more pages than the engine was built for.
         """
         wanted = {"cache": num_pages, "pages": state_pages}
-        kinds = dict.fromkeys(_CACHE_ROLES, "cache") | {pool.name: pool.rows for pool in self._policy.named_pools}
+        kinds = dict.fromkeys(CACHE_ROLES, "cache") | {pool.name: pool.rows for pool in self._policy.named_pools}
         for graph in ("lower", "upper"):
             for name in self._pools_of(graph):
-                count, maximum = wanted.get(kinds[_role(name)], 0), self._plans[graph].largest(name, 0)
+                count, maximum = wanted.get(kinds[role_of(name)], 0), self._plans[graph].largest(name, 0)
                 if count > maximum:
                     raise EngineError(
                         f"the engine was built for at most {maximum} pages, not {count}; lower --kv-cache-gib."
@@ -101,12 +81,12 @@ class TensorRTSession(CudaSession):
         manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
         logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.early_exit else 1)
         results = 4 * (manifest.max_num_tokens * manifest.hidden_size + logits)
-        names = [name for name in self._pools_of("lower") if _role(name) in _CACHE_ROLES]
+        names = [name for name in self._pools_of("lower") if role_of(name) in CACHE_ROLES]
         maximum = min(self._plans["lower"].largest(name, 0) for name in names) * manifest.page_bytes
         return max(0.0, min((free - results) * CACHE_FRACTION, maximum)) / 2**30
 
     def _pools_of(self, graph: str) -> list[str]:
-        of_step = {*STEP_INPUTS[graph], *(one.name for one in self._policy.state_inputs)}
+        of_step = {*INPUTS[graph], *(one.name for one in self._policy.state_inputs)}
         return [name for name in self._plans[graph].inputs if name not in of_step]
 
 
@@ -119,8 +99,8 @@ class PlanGraph:
         owners = {"lower": manifest.owners, "upper": manifest.owners[manifest.upper_pools]}.get(name, ())
         state = manifest.policy.state_inputs if name in ("lower", "upper") else ()
         self._name, self._plan, self._manifest = name, plan, manifest
-        self._pools = pool_names(manifest, owners)
-        self._inputs = (*STEP_INPUTS[name], *self._pools, *(one.name for one in state))
+        self._pools = pool_names(owners, manifest.kv_dtype, manifest.policy)
+        self._inputs = (*INPUTS[name], *self._pools, *(one.name for one in state))
         self._stream, self._device = stream, device
         # TensorRT wants an address for a tensor without elements, too.
         self._nothing = torch.zeros(256, dtype=torch.uint8, device=device)
@@ -187,13 +167,6 @@ class _Again:
         self._run()
 
 
-def pool_names(manifest: Manifest, owners: Sequence[int]) -> list[str]:
-    """Return what plans call the tensors of these owners' pools, in the pools' order."""
-    cache = _CACHE_ROLES if manifest.kv_format.scales == "dynamic" else _CACHE_ROLES[:2]
-    roles = (*cache, *(pool.name for pool in manifest.policy.named_pools))
-    return [f"{role}_{owner}" for owner in owners for role in roles]
-
-
 def bind(
     plan: Plan,
     graph: str,
@@ -207,17 +180,17 @@ def bind(
     plan, and pools of the KV policy that it does not touch. Raises EngineError when the plan has other tensors.
     """
     known = {**step, **pools}
-    made = dict(zip(RESULTS[graph], results, strict=True)) | {f"{name}{_WRITTEN}": pools[name] for name in pools}
+    made = dict(zip(RESULTS[graph], results, strict=True)) | {f"{name}{WRITTEN}": pools[name] for name in pools}
     names = [*(name for name in plan.inputs if name not in known), *(name for name in plan.outputs if name not in made)]
     if names:
         raise EngineError(
             f"the plan of {graph} has a tensor {names[0]} that this runtime does not know; rebuild the engine."
         )
-    needed = [name for name in pools if _role(name) in _CACHE_ROLES]
+    needed = [name for name in pools if role_of(name) in CACHE_ROLES]
     missing = [
         *(name for name in needed if name not in plan.inputs),
         *(name for name in RESULTS[graph] if name not in plan.outputs),
-        *(f"{name}{_WRITTEN}" for name in needed if graph == "lower" and f"{name}{_WRITTEN}" not in plan.outputs),
+        *(f"{name}{WRITTEN}" for name in needed if graph == "lower" and f"{name}{WRITTEN}" not in plan.outputs),
     ]
     if missing:
         raise EngineError(f"the plan of {graph} has no tensor {missing[0]}; rebuild the engine.")
@@ -234,11 +207,6 @@ def bind(
 def _as_plugins_have_it(tensor: Tensor) -> Tensor:
     """Plugins have no unsigned bytes, of which they ask only whether they are 0."""
     return tensor.view(torch.int8) if tensor.dtype == torch.uint8 else tensor
-
-
-def _role(name: str) -> str:
-    """What a pool of this name is."""
-    return name.rpartition("_")[0]
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:

@@ -63,6 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--api-key-file": (["DIR/a.json"], ["DIR/b.json"], GATEWAY), "--served-model-name": (["a"], ["b"], GATEWAY),
         "--chat-template": (["DIR/a.jinja"], ["DIR/b.jinja"], GATEWAY),
         "--tool-call-format": (["hermes"], ["mistral"], GATEWAY), "--no-page": ([], None, GATEWAY),
+        "--open-page": ([], None, GATEWAY),
         **{name: (*SAMPLING[name][:2], GATEWAY) for name in ("--generation-config", "--temperature", "--top-k",
            "--top-p", "--min-p", "--repetition-penalty")},
         "--no-restart": ([], None), "--max-restarts": (["2"], ["3"]), "--restart-window": (["2"], ["3"]),
@@ -108,11 +109,13 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
         (tmp_path / f"{name}.jinja").write_text(f"{name}{{{{ a }}}}{{{{ messages | tojson }}}}")
     shutil.copytree(engine, tmp_path / "other")
     found: list[Any] = []
+    server = SimpleNamespace(ports=dict.fromkeys(("http", "grpc", "metrics"), 0), http_url="")
 
     def record(name: str) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:
             found.append((name, repr(args), repr(sorted(kwargs.items()))))
-            return SimpleNamespace(url="", port=0, report=None, close=lambda: None, run=lambda *_: None)
+            nothing = {name: lambda *_: None for name in ("close", "start")}
+            return SimpleNamespace(url="", port=0, report=None, run=lambda ready, _: ready(server), **nothing)
 
         return make
 
@@ -145,7 +148,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     monkeypatch.setattr("kvforge.runtime.AsyncLLM", AsyncLlm)
     for path in ("serving.server.supervisor.Supervisor", "gateway.process.GatewayProcess", "serving.logs.pump.LogSink",
                  "serving.health.canary.Canary", "serving.health.server.HealthServer",
-                 "engine_cache.build.cached_engine"):  # fmt: skip
+                 "engine_cache.build.cached_engine", "commands.serve.open_on_desktop"):  # fmt: skip
         monkeypatch.setattr(f"kvforge.{path}", record(path))
     monkeypatch.setattr("kvforge.serving.logs.pump.log_to", lambda *_: nullcontext())
     monkeypatch.setattr("kvforge.commands.sampling_options.display_of", lambda _: SimpleNamespace(note=lambda _: None))

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import plugins
-from kvforge.compiler.graph_tensors import INPUTS, policy_inputs, pool_names
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.kv_policies import OwnerCache
+from kvforge.tensorrt.graph_tensors import INPUTS, policy_inputs, pool_names
 from model_defs.graphs import LowerGraph, UpperGraph
 from tests.support.onnx.engine import ExportedEngine, OnnxCase, export_case
 from tests.support.onnx.nodes import OnnxSession
@@ -143,7 +143,7 @@ def test_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) -
     with torch.no_grad():
         hidden = graphs[0](*step, want, *((state,) if state else ()))
     given = dict(zip((*INPUTS["lower"], *policy_inputs("lower", options.policy)), (*step, *state), strict=True))
-    names = pool_names(config.owners, options)
+    names = pool_names(config.owners, options.kv_dtype, options.policy)
     flat = (as_plugins_have_it(tensor) for pool in before for tensor in pool)
     memory = dict(zip(names, flat, strict=True))
     session = OnnxSession(str(engine.file("lower")))

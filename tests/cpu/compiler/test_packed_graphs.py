@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 import plugins
 from kvforge.checkpoint import open_checkpoint
-from kvforge.compiler.convert import convert_weights
-from kvforge.compiler.cpu_graph import linears, pack_linears
+from kvforge.compiler.convert import EMBEDDING, convert_weights
+from kvforge.compiler.cpu_graph import is_rotated, linears, pack_linears
+from kvforge.compiler.stream_basis import StreamBasis, rotate
 from model_defs import ModelConfig, load_config
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
@@ -21,7 +22,7 @@ from model_defs.reference import reference_early_exit, reference_logits
 from plugins.kv_quantization import dynamic_scale, quantize
 from plugins.packed_linear.int4 import round_to_codes
 from plugins.packed_linear.int4_steps import round_in_steps
-from plugins.packed_linear.packing import IN_STEPS
+from plugins.packed_linear.packing import IN_STEPS, rotated_rows
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import rounded_model_error
 
@@ -67,6 +68,19 @@ def converted(model: Model, weight_dtype: torch.dtype | None) -> dict[str, Tenso
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def in_basis(model: Model, weights: dict[str, Tensor], is_head: bool) -> dict[str, Tensor]:
+    """Plain weights in the basis that those of an int8 engine have, which quantizes linear layers from float32;
+    ``is_head``: the embedding as the head."""
+    basis = StreamBasis(model.config, lambda spec: weights[spec.name])
+    found = {}
+    for name, tensor in weights.items():
+        change = basis.change(name, is_head and name == EMBEDDING)
+        is_linear = tensor.dim() == 2 and (is_head or name != EMBEDDING)
+        if change is not None:
+            found[name] = change(tensor) if is_linear else change(tensor).bfloat16()
+    return weights | found
+
+
 def graph(module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dtype | None) -> nn.Module:
     if weight_dtype is not None:
         pack_linears(module, weight_dtype)
@@ -74,9 +88,13 @@ def graph(module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dty
     return module
 
 
-def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
-    """Logits of every token, then those of the early exit where there is one, from one step of all tokens."""
+def logits(model: Model, weight_dtype: torch.dtype | None, like: torch.dtype | None = None) -> list[Tensor]:
+    """Logits of every token, then those of the early exit where there is one, from one step of all tokens; by plain
+    weights in the basis of an engine ``like`` that."""
     config, tokens, weights = model.config, prompt(), converted(model, weight_dtype)
+    of_head = weights
+    if like == torch.int8:
+        of_head, weights = (in_basis(model, weights, is_head) for is_head in (True, False))
     pages = -(-TOKENS // PAGE_SIZE)
     shape = (pages, PAGE_SIZE, config.num_kv_heads, config.head_dim)
     pools = [(torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()) for _ in config.owners]
@@ -84,7 +102,7 @@ def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
     table, rows = torch.arange(pages).int()[None], torch.arange(TOKENS).int()
     lower = graph(LowerGraph(config), weights, weight_dtype)
     hidden = lower(tokens.int(), rows, rows, starts, length, table, pools)
-    upper = graph(UpperGraph(config), weights, weight_dtype)
+    upper = graph(UpperGraph(config), of_head, weight_dtype)
     results = [upper(hidden, rows, starts, rows, length, table, pools[config.cut :])]
     if config.early_exit:
         results.append(graph(EarlyExitGraph(config), weights, weight_dtype)(hidden, rows))
@@ -94,6 +112,7 @@ def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
 def rounded(layer: Linear, weight_dtype: torch.dtype) -> Tensor:
     """The weight that packing it as int8 or int4 leaves; a head in 4 bits keeps scales."""
     weight = layer.weight.float()
+    weight = rotated_rows(weight) if is_rotated(layer, weight_dtype) else weight
     if weight_dtype == IN_STEPS:
         return (round_to_codes(weight) if layer.is_head else round_in_steps(weight)).dequantize()
     scale = dynamic_scale(weight, torch.int8)[:, None]
@@ -106,6 +125,7 @@ def rounded_forward(
     """What the layer computes with a quantized weight: a scale for each row of x, exact sums, one rounding at the
     end."""
     x = x if norm is None else norm(x)
+    x = rotated_rows(x).to(x.dtype) if is_rotated(layer, weight_dtype) else x
     x_scale = dynamic_scale(x, torch.int8)[:, None]
     sums = quantize(x, x_scale, torch.int8).double() @ rounded(layer, weight_dtype).double().T
     y = sums.float() * x_scale
@@ -156,7 +176,7 @@ def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
     far nearer than what quantizing changes, which is small itself."""
     packed = logits(model, weight_dtype)
     monkeypatch.setattr(Linear, "forward", lambda *args, **kwargs: rounded_forward(weight_dtype, *args, **kwargs))
-    for found, expected, exact in zip(packed, logits(model, None), references(model), strict=True):
+    for found, expected, exact in zip(packed, logits(model, None, weight_dtype), references(model), strict=True):
         assert error(found, expected) < error(expected, exact) / 4
         assert error(expected, exact) < SMALL[weight_dtype]
 
@@ -170,4 +190,5 @@ def test_packed_weights_are_aligned_and_the_lookup_is_plain(
         packed, scales = weights[f"{name}.packed"], weights[f"{name}.scales"]
         assert packed.dtype == stored and packed.data_ptr() % 64 == scales.data_ptr() % 64 == 0
         assert f"{name}.weight" not in weights or name == "embed"
-    assert torch.equal(weights["embed.weight"], model.weights["model.embed_tokens.weight"].bfloat16())
+    table = model.weights["model.embed_tokens.weight"]
+    assert torch.equal(weights["embed.weight"], (rotate(table) if weight_dtype == torch.int8 else table).bfloat16())

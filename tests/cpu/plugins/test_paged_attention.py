@@ -7,7 +7,7 @@ from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 import plugins
 from plugins.cases import ALL_FORMATS, CacheFormat
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize, stored_dim
-from plugins.kv_rotation import rotate_heads
+from plugins.kv_rotation import rotate_blocks
 from plugins.paged_attention.cases import random_case as paged_attention_case
 from tests.support.operators.cases import difference
 
@@ -225,7 +225,7 @@ def test_every_pair_of_4_bit_numbers_is_read(head_dim, isas, monkeypatch):
     stored = (torch.arange(num_rows * head_dim // 2) * 37 % 256).to(INT4).view(num_rows, 1, 1, head_dim // 2)
     assert len(stored.unique()) == 256
     scales = torch.full((num_rows, 1, 1), 2.0)
-    want = rotate_heads(dequantize(stored, scales)).view(num_rows, 1, head_dim)
+    want = rotate_blocks(dequantize(stored, scales)).view(num_rows, 1, head_dim)
     assert want.abs().max() >= 16  # -8 is read, though nothing writes it
     lengths, starts = torch.ones(num_rows).int(), torch.arange(num_rows + 1).int()
     for dtype in DTYPES:

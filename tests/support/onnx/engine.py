@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from torch import Tensor
 from kvforge.checkpoint.model import open_model
 from kvforge.compiler.build import num_positions
 from kvforge.compiler.convert import convert_weights
-from kvforge.compiler.graph_tensors import RESULTS, pool_names
 from kvforge.compiler.onnx_export import write_onnx
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import parse
+from kvforge.tensorrt.graph_tensors import RESULTS, pool_names
 from model_defs import ModelConfig, load_config
 from model_defs.layers import Pool
 from tests.support.models.checkpoints import make_checkpoint
@@ -108,7 +109,7 @@ class OnnxGraphs:
 
     def lower(self, step: tuple[Tensor, ...], pools: list[Pool]) -> tuple[Tensor, list[Pool]]:
         """Return hidden and the new pools of every owner."""
-        names = pool_names(self.engine.config.owners, self.engine.options)
+        names = self._pools(self.engine.config.owners)
         results = self._run("lower", step, names, pools)
         flat = iter([results[f"{name}_out"] for name in names])
         return results["hidden"], [tuple(itertools.islice(flat, len(pool))) for pool in pools]
@@ -117,8 +118,11 @@ class OnnxGraphs:
         """Return the logits; ``pools`` are those of all owners."""
         config = self.engine.config
         upper_pools = [pool for owner, pool in zip(config.owners, pools, strict=True) if owner in config.upper_owners]
-        names = pool_names(config.upper_owners, self.engine.options)
+        names = self._pools(config.upper_owners)
         return self._run("upper", step, names, upper_pools)[RESULTS["upper"][0]]
+
+    def _pools(self, owners: Sequence[int]) -> list[str]:
+        return pool_names(owners, self.engine.options.kv_dtype, self.engine.options.policy)
 
     def _run(self, graph: str, step: tuple[Tensor, ...], names: list[str], pools: list[Pool]) -> dict[str, Tensor]:
         session = self.sessions[graph]

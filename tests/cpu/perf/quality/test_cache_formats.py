@@ -12,7 +12,7 @@ from perf.quality import cache_formats
 from perf.quality.cache_codecs import asymmetric, by_channel, nearest, nvfp4, rotated, symmetric
 from perf.quality.cache_formats import attend_residual
 from perf.quality.cache_table import FORMATS
-from plugins.kv_rotation import block_size, rotate_heads
+from plugins.kv_rotation import block_size, rotate_blocks
 
 ROUNDING = 1e-5
 """Of float32 sums of up to 128 numbers near 1, relative to the largest."""
@@ -22,10 +22,12 @@ ROUNDING = 1e-5
 def test_a_rotation_is_its_own_inverse_and_keeps_products(head_dim: int) -> None:
     assert block_size(head_dim) == {20: 4, 64: 64, 80: 16, 96: 32, 128: 128}[head_dim]
     x, y = torch.randn(2, 5, head_dim, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(rotate_heads(rotate_heads(x)), x, rtol=0, atol=ROUNDING)
-    torch.testing.assert_close((rotate_heads(x) * rotate_heads(y)).sum(-1), (x * y).sum(-1), rtol=0, atol=ROUNDING * 20)
+    torch.testing.assert_close(rotate_blocks(rotate_blocks(x)), x, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(
+        (rotate_blocks(x) * rotate_blocks(y)).sum(-1), (x * y).sum(-1), rtol=0, atol=ROUNDING * 20
+    )
     outlier = torch.zeros(head_dim).index_fill(0, torch.tensor([3]), 8.0)
-    assert rotate_heads(outlier).abs().max() == 8.0 * block_size(head_dim) ** -0.5  # spread over its block
+    assert rotate_blocks(outlier).abs().max() == 8.0 * block_size(head_dim) ** -0.5  # spread over its block
 
 
 def test_codecs_round_to_the_nearest_of_their_numbers() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvforge.compiler.options import ResolvedOptions
+from kvforge.common.number_formats import KV_FORMATS
 from kvforge.kv_policies import KVPolicy
 from plugins import OPERATORS
 from plugins.operator import NAMESPACE
@@ -45,6 +45,11 @@ RESULTS = {
 """The outputs of each graph that are no pools."""
 
 CACHE_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
+"""What the tensors of an owner's pool are that hold the cache; the last two where its format has scales of its own."""
+
+WRITTEN = "_out"
+"""What the name of a pool ends in where it comes out again."""
+
 _ROWS = {"pages": "state_pages", "sequences": "slots", "cache": "pages"}
 
 
@@ -57,15 +62,19 @@ def policy_inputs(graph: str, policy: KVPolicy) -> dict[str, tuple[str, ...]]:
     return {one.name: ("sequences", *columns[one.name]) for one in kinds}
 
 
-def pool_roles(options: ResolvedOptions) -> tuple[str, ...]:
+def cache_roles(kv_dtype: str) -> tuple[str, ...]:
+    """Return what the tensors of an owner's cache of this format are, in order."""
+    return CACHE_ROLES if KV_FORMATS[kv_dtype].scales == "dynamic" else CACHE_ROLES[:2]
+
+
+def pool_roles(kv_dtype: str, policy: KVPolicy) -> tuple[str, ...]:
     """Return what the tensors of an owner's pool are, in order: the cache's, then the KV policy's."""
-    cache = CACHE_ROLES if options.has_scale_pools else CACHE_ROLES[:2]
-    return (*cache, *(pool.name for pool in options.policy.named_pools))
+    return (*cache_roles(kv_dtype), *(pool.name for pool in policy.named_pools))
 
 
-def pool_names(owners: Sequence[int], options: ResolvedOptions) -> list[str]:
+def pool_names(owners: Sequence[int], kv_dtype: str, policy: KVPolicy) -> list[str]:
     """Return the names of these owners' pools, in the order they have everywhere."""
-    return [f"{role}_{owner}" for owner in owners for role in pool_roles(options)]
+    return [f"{role}_{owner}" for owner in owners for role in pool_roles(kv_dtype, policy)]
 
 
 def operators_of(policy: KVPolicy) -> list[str]:
@@ -73,13 +82,12 @@ def operators_of(policy: KVPolicy) -> list[str]:
     return [name.removeprefix(f"{NAMESPACE}::") for name in policy.operators]
 
 
-def written_roles(graph: str, options: ResolvedOptions) -> frozenset[str]:
+def written_roles(graph: str, kv_dtype: str, policy: KVPolicy) -> frozenset[str]:
     """Return which pools a graph writes, of the owners that its layers have or read: what comes in goes out again."""
     if graph not in ("lower", "upper"):
         return frozenset()
-    of_policy = {written for name in operators_of(options.policy) for written in OPERATORS[name].writes}
-    of_cache = pool_roles(options)[: len(pool_roles(options)) - len(options.policy.named_pools)]
-    return frozenset({*of_policy, *(of_cache if graph == "lower" else ())})
+    of_policy = {written for name in operators_of(policy) for written in OPERATORS[name].writes}
+    return frozenset({*of_policy, *(cache_roles(kv_dtype) if graph == "lower" else ())})
 
 
 def role_of(name: str) -> str:

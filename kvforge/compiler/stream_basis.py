@@ -1,0 +1,103 @@
+"""The residual stream in a basis in which no channel stands out, as int8 activations need it.
+
+A real model's stream has a few channels that are tens of times larger than the others, and a token's scale is made of
+its largest number. Here every tensor that writes the stream is multiplied with an orthogonal matrix Q, and every one
+that reads it with Q's inverse, behind the gain of the norm between them. An RMSNorm without a gain gives the same in
+any basis, so the model's function stays (QuaRot, arXiv 2404.00456, section 4; its fused rotations). Q is a diagonal of
+signs, Hadamard matrices over blocks of the largest power of two, and a Hartley matrix across the blocks.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model_defs import ModelConfig
+from model_defs.weights import WeightSpec, weight_specs
+from plugins.kv_rotation import block_size, rotate_blocks
+
+SEED = 0
+"""Of the signs."""
+
+Change = Callable[[Tensor], Tensor]
+
+_READS = {
+    **dict.fromkeys(("qkv", "q"), "input_norm"),
+    **dict.fromkeys(
+        ("gate_up", "experts.router", "experts.gate_up", "experts.shared_gate_up"),
+        "post_norm",
+    ),
+}
+"""What of a layer reads the stream, and which of its norms is before it."""
+_READS_ONCE = {"single_input.kv": "single_input.norm", "lm_head": "norm", "lm_head_early_exit": "norm_early_exit"}
+"""The same of tensors that are in no layer; of a tied head as ``TIED``."""
+_WRITES = ("o", "down", "experts.down", "experts.down_bias", "experts.shared_down")
+TABLE, TIED = "embed", "norm"
+
+
+def can_change(config: ModelConfig) -> bool:
+    """Whether the stream is written by linear layers and the embedding alone, and read behind norms: not where a branch
+    has a norm of its own at its end, or a layer an input of its own."""
+    return not config.branch_norms and not config.per_layer_input
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Return ``x`` ``[..., n]`` times Q, in float32."""
+    signs = torch.randint(0, 2, x.shape[-1:], generator=torch.Generator().manual_seed(SEED)) * 2.0 - 1
+    size = block_size(x.shape[-1])
+    rotated = rotate_blocks(x.float() * signs)
+    count = x.shape[-1] // size
+    return rotated if count == 1 else (_hartley(count) @ rotated.unflatten(-1, (count, size))).flatten(-2)
+
+
+def _hartley(n: int) -> Tensor:
+    """The discrete Hartley transform of n numbers, symmetric and orthogonal: (cos + sin)(2 pi i j / n) / sqrt(n)."""
+    angles = torch.outer(torch.arange(n), torch.arange(n)).remainder(n).double() * (2 * math.pi / n)
+    return ((angles.cos() + angles.sin()) / math.sqrt(n)).float()
+
+
+class StreamBasis:
+    """What becomes of the tensors of a model whose stream is in the basis Q.
+
+    Args:
+        read: gives a norm's gain as the engine has it.
+    """
+
+    def __init__(self, config: ModelConfig, read: Callable[[WeightSpec], Tensor]) -> None:
+        self._specs = {spec.name: spec for spec in weight_specs(config)}
+        self._read = read
+
+    def change(self, name: str, is_head: bool = False) -> Change | None:
+        """Return what makes the tensor ``name`` of what it was, ``[N, K]`` or ``[N]``; None where it stays. ``is_head``
+        is the embedding's tensor as a tied head."""
+        module, _, kind = name.rpartition(".")
+        layer, part = self._split(module if kind in ("weight", "bias") else name)
+        if part in _WRITES:
+            return self._write
+        if part == TABLE:
+            return self._reader(TIED) if is_head else rotate
+        if kind != "weight":
+            return None
+        if part in _READS:
+            return self._reader(f"{layer}{_READS[part]}")
+        if part in _READS_ONCE:
+            return self._reader(_READS_ONCE[part])
+        is_gain = part in ("input_norm", "post_norm") or part in _READS_ONCE.values()
+        return torch.ones_like if is_gain else None
+
+    @staticmethod
+    def _split(module: str) -> tuple[str, str]:
+        """The layer's prefix and a module's name in it."""
+        if not module.startswith("layers."):
+            return "", module
+        _, number, part = module.split(".", 2)
+        return f"layers.{number}.", part
+
+    def _reader(self, norm: str) -> Change:
+        gain = self._read(self._specs[f"{norm}.weight"])
+        return lambda weight: rotate(weight.float() * gain.float())
+
+    @staticmethod
+    def _write(tensor: Tensor) -> Tensor:
+        return rotate(tensor) if tensor.dim() == 1 else rotate(tensor.T).T.contiguous()

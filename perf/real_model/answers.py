@@ -1,0 +1,81 @@
+"""A teacher's own answers to instructions: what its SwiftKV students are distilled on.
+
+    python -m perf.real_model.answers ENGINE PROMPTS.jsonl ANSWERS.jsonl [--num-prompts N] [--temperature 0.8]
+
+A line of PROMPTS.jsonl is a conversation (``messages``) that a user's message ends. ANSWERS.jsonl gets the same with
+the answer, ANSWERS.txt the conversations as the chat template writes them. A run that was ended goes on where it was:
+answers are written together, ``--at-once`` of them.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvforge import LLM, SamplingParams
+from kvforge.common.errors import KvforgeError
+from perf.harness.command import make_parser, positive, run_main
+
+
+def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_once: int, params: SamplingParams) -> int:
+    """Append what the engine answers to the conversations that ``file`` does not have, the i-th with the seed i;
+    returns how many tokens."""
+    done = sum(1 for _ in file.open("rb")) if file.is_file() else 0
+    total = 0
+    with tqdm(initial=done, total=len(conversations), unit="answer") as bar:
+        for first in range(done, len(conversations), at_once):
+            group = conversations[first : first + at_once]
+            each = [replace(params, seed=first + index) for index in range(len(group))]
+            outputs = llm.chat([row["messages"] for row in group], each, use_tqdm=False)
+            answers = [output.outputs[0] for output in outputs]
+            with file.open("a", encoding="utf-8") as out:
+                for row, answer in zip(group, answers, strict=True):
+                    said = {"role": "assistant", "content": answer.text}
+                    out.write(json.dumps({"messages": [*row["messages"], said]}) + "\n")
+            total += sum(len(answer.token_ids) for answer in answers)
+            bar.update(len(group))
+    return total
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the options given."""
+    parser = make_parser(__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--num-prompts", type=positive, metavar="N", help="the first N (default: all)")
+    parser.add_argument("--max-tokens", type=positive, default=256, help="of an answer (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="(default %(default)s)")
+    parser.add_argument("--at-once", type=positive, default=512, metavar="N", help="answers a write")
+    parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Write the answers."""
+    args = parse_args()
+    try:
+        lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.num_prompts]
+    except OSError as error:
+        raise KvforgeError(
+            f"{args.prompts} cannot be read ({error.strerror}); perf.real_model.texts makes it."
+        ) from None
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p)
+    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib)
+    begin = time.perf_counter()
+    total = answer_all(llm, [json.loads(line) for line in lines], args.answers, args.at_once, params)
+    seconds = time.perf_counter() - begin
+    with args.answers.open(encoding="utf-8") as rows:
+        texts = [llm.chat_prompt(json.loads(row)["messages"], add_generation_prompt=False).text for row in rows]
+    args.answers.with_suffix(".txt").write_text("".join(texts), encoding="utf-8")
+    print(f"{total} tokens of answers in {seconds:.0f} s, {total / seconds:.0f} a second")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
