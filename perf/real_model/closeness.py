@@ -60,7 +60,7 @@ def markdown(report: Report) -> str:
     rows = report["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     cells = {(row["name"], row["kind"]): row for row in rows}
-    lines = [f"`{report['command']}`, {report['date']}, {report['machine']['arch']}", ""]
+    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
     head = ["engine", "KL, nats a token", "same best token", "perplexity, teacher's = 1"]
     lines += ["Means over the kinds of text.", ""]
     body = [

@@ -73,8 +73,8 @@ def write_rows(path: Path, texts: Iterable[str]) -> None:
     """Write texts as rows of training data, as much of each as of the shortest."""
     whole = list(texts)
     least = min(map(len, whole))
-    starts = [(text, begin) for text in whole for begin in range(0, least, ROW)]
-    lines = (json.dumps({"text": text[begin : begin + ROW]}) for text, begin in starts)
+    pieces = [text[begin : min(begin + ROW, least)] for text in whole for begin in range(0, least, ROW)]
+    lines = (json.dumps({"text": piece}) for piece in pieces)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvforge.costs.weights import weight_bytes
 from kvforge.planning.shape import shape_of_config
 from tests.support.tensorrt.claims import POLICIES, Claim, claim_with, claimed_values, claims, is_claimed, values
-from tests.support.tensorrt.rtx import ask_rtx
+from tests.support.tensorrt.rtx import built_by_rtx
 
 CLAIMS = claims()
 SHADOWKV = POLICIES["shadowkv"]
@@ -27,7 +27,7 @@ def case_id(claim: Claim) -> str:
 @pytest.fixture(scope="module")
 def built() -> dict[Claim, dict[str, Any]]:
     """What was built of each claim, all in one process."""
-    answers = ask_rtx("plans", [dataclasses.asdict(claim) for claim in CLAIMS])
+    answers = built_by_rtx("plans", [dataclasses.asdict(claim) for claim in CLAIMS])
     return dict(zip(CLAIMS, answers, strict=True))
 
 
@@ -123,7 +123,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
-    return ask_rtx("wrong_graphs", None)
+    return built_by_rtx("wrong_graphs", None)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -1,6 +1,10 @@
 """One gateway over a fake Triton for all tests of its protocol: no engine, only an engine directory's files."""
 
+import asyncio
+import gc
+import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,7 +53,15 @@ def run_gateway(options: GatewayOptions) -> Iterator[str]:
         server.should_exit = True
         thread.join(WAIT_S)
         if thread.is_alive():
-            warnings.warn(f"a gateway goes on: {server.server_state.connections}", stacklevel=1)
+            warnings.warn(f"a gateway goes on: {what_goes_on(thread)}", stacklevel=1)
+
+
+def what_goes_on(thread: threading.Thread) -> str:
+    """Where a thread is, and where the unfinished tasks of all loops are."""
+    tasks = [one for one in gc.get_objects() if isinstance(one, asyncio.Task) and not one.done()]
+    frames = [frame for task in tasks for frame in task.get_stack()]
+    places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames]
+    return "\n".join([*traceback.format_stack(sys._current_frames()[thread.ident or 0]), *places])
 
 
 @pytest.fixture(scope="session")

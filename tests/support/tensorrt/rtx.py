@@ -5,7 +5,9 @@
 calls `answer(trt, question)` of `tests.support.tensorrt.api_names` there; question and answer are JSON.
 """
 
+import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,14 +21,45 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def installed() -> bool:
+    """Whether TensorRT for RTX is there."""
+    return importlib.util.find_spec("tensorrt_rtx_bindings") is not None
+
+
 def ask_rtx(program: str, question: Any) -> Any:
     """Return the program's answer; skips the test where RTX is not installed."""
-    if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
+    if not installed():
         pytest.skip("needs the extra tensorrt-rtx")
+    return _ask(program, json.dumps(question))
+
+
+def built_by_rtx(program: str, question: Any) -> Any:
+    """As ``ask_rtx`` where the answer depends on the product's sources and those of the tests' support alone: it is
+    built once for all runs of a tree, as engines are."""
+    from filelock import FileLock
+
+    from tests.support.models.shelf import shared_folder
+
+    if not installed():
+        pytest.skip("needs the extra tensorrt-rtx")
+    digest = hashlib.sha256(f"{program}\0{json.dumps(question)}".encode())
+    for file in sorted((ROOT / "tests" / "support").rglob("*.py")):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    digest.update(importlib.metadata.version("tensorrt-rtx-cu13-bindings").encode())
+    kept = shared_folder() / f"rtx-{program}-{digest.hexdigest()[:16]}.json"
+    with FileLock(f"{kept}.lock"):
+        if not kept.is_file():
+            half = kept.with_suffix(".half")
+            half.write_text(json.dumps(ask_rtx(program, question)))
+            half.rename(kept)
+        return json.loads(kept.read_text())
+
+
+def _ask(program: str, question: str) -> Any:
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.tensorrt.rtx", program]
     result = subprocess.run(
         command,
-        input=json.dumps(question),
+        input=question,
         capture_output=True,
         text=True,
         cwd=ROOT,
