@@ -197,7 +197,9 @@ def _fuse(
     change = None if basis is None else basis.change(spec.name, is_head)
     if change is not None:
         changed = change(_fuse(checkpoint, spec, None))
-        return changed if dtype is None else changed.to(dtype)
+        changed = changed if dtype is None else changed.to(dtype)
+        check_finite(changed, spec.sources[0].name, checkpoint.path)
+        return changed
     parts = [_read(checkpoint, source, dtype) for source in spec.sources]
     if dtype is None and any(part.dtype == torch.float64 for part in parts):
         return _fuse(checkpoint, spec, torch.float32)

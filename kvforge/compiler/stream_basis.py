@@ -42,11 +42,21 @@ def can_change(config: ModelConfig) -> bool:
     return not config.branch_norms and not config.per_layer_input
 
 
-def rotate(x: Tensor) -> Tensor:
-    """Return ``x`` ``[..., n]`` times Q, in float32."""
+ROWS_AT_ONCE = 2048
+"""Of a matrix: a table of embeddings is large, and its float32 copies several times so."""
+
+
+def rotate(x: Tensor, gain: Tensor | None = None) -> Tensor:
+    """Return ``x`` ``[..., n]``, times ``gain`` ``[n]``, times Q, in float32."""
+    if x.dim() == 2 and len(x) > ROWS_AT_ONCE:
+        rotated = torch.empty(x.shape)
+        for begin in range(0, len(x), ROWS_AT_ONCE):
+            rotated[begin : begin + ROWS_AT_ONCE] = rotate(x[begin : begin + ROWS_AT_ONCE], gain)
+        return rotated
+    x = x.float() if gain is None else x.float() * gain.float()
     signs = torch.randint(0, 2, x.shape[-1:], generator=torch.Generator().manual_seed(SEED)) * 2.0 - 1
     size = block_size(x.shape[-1])
-    rotated = rotate_blocks(x.float() * signs)
+    rotated = rotate_blocks(x * signs)
     count = x.shape[-1] // size
     return rotated if count == 1 else (_hartley(count) @ rotated.unflatten(-1, (count, size))).flatten(-2)
 
@@ -96,7 +106,7 @@ class StreamBasis:
 
     def _reader(self, norm: str) -> Change:
         gain = self._read(self._specs[f"{norm}.weight"])
-        return lambda weight: rotate(weight.float() * gain.float())
+        return lambda weight: rotate(weight, gain)
 
     @staticmethod
     def _write(tensor: Tensor) -> Tensor:
