@@ -56,9 +56,15 @@ def rotate(x: Tensor, gain: Tensor | None = None) -> Tensor:
     x = x.float() if gain is None else x.float() * gain.float()
     signs = torch.randint(0, 2, x.shape[-1:], generator=torch.Generator().manual_seed(SEED)) * 2.0 - 1
     size = block_size(x.shape[-1])
-    rotated = rotate_blocks(x * signs)
-    count = x.shape[-1] // size
-    return rotated if count == 1 else (_hartley(count) @ rotated.unflatten(-1, (count, size))).flatten(-2)
+    inner = 1 << (size.bit_length() - 1) // 2  # H of a product is the product of two H's
+    count, outer = x.shape[-1] // size, size // inner
+    rotated = _hadamard(outer) @ ((x * signs).unflatten(-1, (count, outer, inner)) @ _hadamard(inner))
+    return rotated.flatten(-3) if count == 1 else (_hartley(count) @ rotated.flatten(-2)).flatten(-2)
+
+
+def _hadamard(n: int) -> Tensor:
+    """The normed Hadamard matrix of a power of two."""
+    return rotate_blocks(torch.eye(n))
 
 
 def _hartley(n: int) -> Tensor:
