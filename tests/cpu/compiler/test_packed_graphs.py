@@ -173,8 +173,8 @@ def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
     model: Model, weight_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bias, gate and residual of each layer are where the plain graph has them, and each weight where its name says:
-    equal but for numbers near to the middle between two codes, one of which moves int8's logits by up to a third of what
-    quantizing changes, and that is small itself."""
+    equal but for numbers near to the middle between two codes, one of which moves int8's logits by up to a third of
+    what quantizing changes, and that is small itself."""
     packed = logits(model, weight_dtype)
     monkeypatch.setattr(Linear, "forward", lambda *args, **kwargs: rounded_forward(weight_dtype, *args, **kwargs))
     for found, expected, exact in zip(packed, logits(model, None, weight_dtype), references(model), strict=True):
