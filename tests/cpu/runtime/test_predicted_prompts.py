@@ -191,6 +191,10 @@ def test_the_options_reach_the_engine_process() -> None:
         speculation_options(parser.parse_args(["--exact-share", "2"]))
 
 
+ROUNDED_TWICE = 0.05
+"""Of three layers' products of int8 operands, each off by up to 1% of a usual number, on either side."""
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -205,7 +209,8 @@ def test_the_options_reach_the_engine_process() -> None:
 )
 def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(tmp_path: Path, options: dict) -> None:
     """With its own projections as maps the graph makes the same bits, however weights and caches are stored. The
-    auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same."""
+    auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same. The
+    stream of a base with int8 weights is in another basis than the auxiliary model's, so they round other numbers."""
     base = make_checkpoint(tmp_path / "base", "qwen2", dtype=torch.bfloat16)
     predictor, prompt = str(own_predictor(base, tmp_path / "own")), [3 + 7 * index % 300 for index in range(40)]
     pools, pages = [], []
@@ -218,5 +223,9 @@ def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(tmp_path:
     assert pages[0] == pages[1]
     for found, wanted in zip(*pools, strict=True):
         for got, want in zip(found, wanted, strict=True):
-            held = want[pages[0]].view(torch.uint8)
-            assert held.any() and torch.equal(got[pages[0]].view(torch.uint8), held)
+            made, held = got[pages[0]], want[pages[0]]
+            assert held.view(torch.uint8).any()
+            if options.get("weight_dtype") == "int8":
+                assert float((made.float() - held.float()).norm() / held.float().norm()) < ROUNDED_TWICE
+            else:
+                assert torch.equal(made.view(torch.uint8), held.view(torch.uint8))
