@@ -7,6 +7,7 @@ any basis, so the model's function stays (QuaRot, arXiv 2404.00456, section 4; i
 signs, Hadamard matrices over blocks of the largest power of two, and a Hartley matrix across the blocks.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -19,15 +20,18 @@ from plugins.kv_rotation import block_size, rotate_blocks
 
 SEED = 0
 """Of the signs."""
+ROWS_AT_ONCE = 2048
+"""Of a matrix: a table of embeddings is large, and its float32 copies several times so."""
 
 Change = Callable[[Tensor], Tensor]
 
 _READS = {
-    **dict.fromkeys(("qkv", "q"), "input_norm"),
-    **dict.fromkeys(
-        ("gate_up", "experts.router", "experts.gate_up", "experts.shared_gate_up"),
-        "post_norm",
-    ),
+    "qkv": "input_norm",
+    "q": "input_norm",
+    "gate_up": "post_norm",
+    "experts.router": "post_norm",
+    "experts.gate_up": "post_norm",
+    "experts.shared_gate_up": "post_norm",
 }
 """What of a layer reads the stream, and which of its norms is before it."""
 _READS_ONCE = {"single_input.kv": "single_input.norm", "lm_head": "norm", "lm_head_early_exit": "norm_early_exit"}
@@ -42,10 +46,6 @@ def can_change(config: ModelConfig) -> bool:
     return not config.branch_norms and not config.per_layer_input
 
 
-ROWS_AT_ONCE = 2048
-"""Of a matrix: a table of embeddings is large, and its float32 copies several times so."""
-
-
 def rotate(x: Tensor, gain: Tensor | None = None) -> Tensor:
     """Return ``x`` ``[..., n]``, times ``gain`` ``[n]``, times Q, in float32."""
     if x.dim() == 2 and len(x) > ROWS_AT_ONCE:
@@ -54,19 +54,25 @@ def rotate(x: Tensor, gain: Tensor | None = None) -> Tensor:
             rotated[begin : begin + ROWS_AT_ONCE] = rotate(x[begin : begin + ROWS_AT_ONCE], gain)
         return rotated
     x = x.float() if gain is None else x.float() * gain.float()
-    signs = torch.randint(0, 2, x.shape[-1:], generator=torch.Generator().manual_seed(SEED)) * 2.0 - 1
     size = block_size(x.shape[-1])
     inner = 1 << (size.bit_length() - 1) // 2  # H of a product is the product of two H's
     count, outer = x.shape[-1] // size, size // inner
-    rotated = _hadamard(outer) @ ((x * signs).unflatten(-1, (count, outer, inner)) @ _hadamard(inner))
+    rotated = _hadamard(outer) @ ((x * _signs(x.shape[-1])).unflatten(-1, (count, outer, inner)) @ _hadamard(inner))
     return rotated.flatten(-3) if count == 1 else (_hartley(count) @ rotated.flatten(-2)).flatten(-2)
 
 
+@functools.cache
+def _signs(n: int) -> Tensor:
+    return torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(SEED)) * 2.0 - 1
+
+
+@functools.cache
 def _hadamard(n: int) -> Tensor:
     """The normed Hadamard matrix of a power of two."""
     return rotate_blocks(torch.eye(n))
 
 
+@functools.cache
 def _hartley(n: int) -> Tensor:
     """The discrete Hartley transform of n numbers, symmetric and orthogonal: (cos + sin)(2 pi i j / n) / sqrt(n)."""
     angles = torch.outer(torch.arange(n), torch.arange(n)).remainder(n).double() * (2 * math.pi / n)

@@ -19,12 +19,13 @@ from tqdm import tqdm
 from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from perf.harness.command import make_parser, positive, run_main
+from perf.harness.files import append, read_lines
 
 
 def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_once: int, params: SamplingParams) -> int:
     """Append what the engine answers to the conversations that ``file`` does not have, the i-th with the seed i;
     returns how many tokens."""
-    done = sum(1 for _ in file.open("rb")) if file.is_file() else 0
+    done = len(read_lines(file))
     total = 0
     with tqdm(initial=done, total=len(conversations), unit="answer") as bar:
         for first in range(done, len(conversations), at_once):
@@ -32,10 +33,8 @@ def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_onc
             each = [replace(params, seed=first + index) for index in range(len(group))]
             outputs = llm.chat([row["messages"] for row in group], each, use_tqdm=False)
             answers = [output.outputs[0] for output in outputs]
-            with file.open("a", encoding="utf-8") as out:
-                for row, answer in zip(group, answers, strict=True):
-                    said = {"role": "assistant", "content": answer.text}
-                    out.write(json.dumps({"messages": [*row["messages"], said]}) + "\n")
+            for row, answer in zip(group, answers, strict=True):
+                append(file, {"messages": [*row["messages"], {"role": "assistant", "content": answer.text}]})
             total += sum(len(answer.token_ids) for answer in answers)
             bar.update(len(group))
     return total
@@ -70,8 +69,8 @@ def main() -> int:
     begin = time.perf_counter()
     total = answer_all(llm, [json.loads(line) for line in lines], args.answers, args.at_once, params)
     seconds = time.perf_counter() - begin
-    with args.answers.open(encoding="utf-8") as rows:
-        texts = [llm.chat_prompt(json.loads(row)["messages"], add_generation_prompt=False).text for row in rows]
+    rows = read_lines(args.answers)
+    texts = [llm.chat_prompt(row["messages"], add_generation_prompt=False).text for row in rows]
     args.answers.with_suffix(".txt").write_text("".join(texts), encoding="utf-8")
     print(f"{total} tokens of answers in {seconds:.0f} s, {total / seconds:.0f} a second")
     return 0

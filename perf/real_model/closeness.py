@@ -23,16 +23,14 @@ from perf.harness.command import Report, add_report, begin_dated_report, make_pa
 from perf.harness.files import merge_rows, read_json
 from perf.harness.tables import markdown_table
 
-ALL = "all"
-"""The mean over kinds, each as much as any other."""
-
 
 def measure(name: str, engine: Path, teacher: Path, text: Path, num: int, length: int) -> dict[str, Any]:
     """Return the row of an engine and a text."""
     options = EvalOptions(tasks=(), documents=str(text), num_documents=num, length=length)
     found = run_evaluation(engine, teacher, options).documents
     assert found is not None
-    bytes_per_token = load_manifest(engine).page_bytes // load_manifest(engine).page_size
+    manifest = load_manifest(engine)
+    bytes_per_token = manifest.page_bytes // manifest.page_size
     return {"name": name, "kind": text.stem, "kv_bytes_per_token": bytes_per_token, **found, "source": text.name}
 
 

@@ -8,6 +8,8 @@ import torch
 from kvforge.common.errors import EngineError
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.tensorrt.graph_tensors import INPUTS
 from tests.support.cuda.fake_stream import FakeStream, fake_current_stream
 from tests.support.sessions.fake import fake_manifest
 
@@ -50,6 +52,8 @@ class RecordingPlan:
 def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvforge.runtime.sessions import tensorrt as tensorrt_session
 
+    steps = {"lower": LowerStep._fields[:-1], "upper": UpperStep._fields[:-1], "verify": VerifyStep._fields}
+    assert {name: tuple(INPUTS[name]) for name in steps} == steps  # a plan gets a step's tensors in this order
     manifest = dataclasses.replace(fake_manifest(), early_exit=True, dtype="bfloat16", vocab_size=7)
     fake_current_stream(monkeypatch)
     stream = FakeStream()

@@ -71,6 +71,7 @@ def graph_logits(model: Model, tokens: Tensor, kv_dtype: torch.dtype, kv_scales:
     """Logits of every token, in chunks, from the two graphs."""
     config = model.config
     lower, upper = LowerGraph(config, kv_scales), UpperGraph(config, kv_scales)
+    lower.returns_pools = True
     for graph in (lower, upper):
         graph.load_state_dict({name: model.engine_weights[name] for name in graph.state_dict()})
     shape = (-(-TOKENS // PAGE_SIZE), PAGE_SIZE, config.num_kv_heads, config.head_dim)
@@ -89,7 +90,8 @@ def graph_logits(model: Model, tokens: Tensor, kv_dtype: torch.dtype, kv_scales:
         start += count
         queries, length = int32(0, count), int32(start)
         step = (positions.int(), slots.int(), queries, length, page_table)
-        hidden = lower(tokens[positions].int(), *step, pools)
+        hidden, *written = lower(tokens[positions].int(), *step, pools)
+        assert [tensor.data_ptr() for tensor in written] == [tensor.data_ptr() for pool in pools for tensor in pool]
         rows = torch.arange(count, dtype=torch.int32)
         logits.append(upper(hidden, rows, queries, positions.int(), length, page_table, pools[config.cut :]))
     return torch.cat(logits)

@@ -191,10 +191,6 @@ def test_the_options_reach_the_engine_process() -> None:
         speculation_options(parser.parse_args(["--exact-share", "2"]))
 
 
-ROUNDED_TWICE = 0.05
-"""Of three layers' products of int8 operands, each off by up to 1% of a usual number, on either side."""
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -207,10 +203,13 @@ ROUNDED_TWICE = 0.05
     ],
     ids=lambda options: " ".join(options.values()),
 )
-def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(tmp_path: Path, options: dict) -> None:
+def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
     """With its own projections as maps the graph makes the same bits, however weights and caches are stored. The
-    auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same. The
-    stream of a base with int8 weights is in another basis than the auxiliary model's, so they round other numbers."""
+    auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same. So it
+    is in one basis of the residual stream, which a base with int8 weights has otherwise of its own."""
+    monkeypatch.setattr("kvforge.compiler.convert.can_change", lambda _: False)
     base = make_checkpoint(tmp_path / "base", "qwen2", dtype=torch.bfloat16)
     predictor, prompt = str(own_predictor(base, tmp_path / "own")), [3 + 7 * index % 300 for index in range(40)]
     pools, pages = [], []
@@ -223,9 +222,5 @@ def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(tmp_path:
     assert pages[0] == pages[1]
     for found, wanted in zip(*pools, strict=True):
         for got, want in zip(found, wanted, strict=True):
-            made, held = got[pages[0]], want[pages[0]]
-            assert held.view(torch.uint8).any()
-            if options.get("weight_dtype") == "int8":
-                assert float((made.float() - held.float()).norm() / held.float().norm()) < ROUNDED_TWICE
-            else:
-                assert torch.equal(made.view(torch.uint8), held.view(torch.uint8))
+            held = want[pages[0]].view(torch.uint8)
+            assert held.any() and torch.equal(got[pages[0]].view(torch.uint8), held)

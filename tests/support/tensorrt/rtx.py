@@ -21,16 +21,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def installed() -> bool:
-    """Whether TensorRT for RTX is there."""
-    return importlib.util.find_spec("tensorrt_rtx_bindings") is not None
+def skip_without_rtx() -> None:
+    """Skip the test where RTX is not installed."""
+    if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
+        pytest.skip("needs the extra tensorrt-rtx")
 
 
 def ask_rtx(program: str, question: Any) -> Any:
     """Return the program's answer; skips the test where RTX is not installed."""
-    if not installed():
-        pytest.skip("needs the extra tensorrt-rtx")
-    return _ask(program, json.dumps(question))
+    skip_without_rtx()
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.tensorrt.rtx", program]
+    result = subprocess.run(
+        command,
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def built_by_rtx(program: str, question: Any) -> Any:
@@ -40,8 +51,7 @@ def built_by_rtx(program: str, question: Any) -> Any:
 
     from tests.support.models.shelf import shared_folder
 
-    if not installed():
-        pytest.skip("needs the extra tensorrt-rtx")
+    skip_without_rtx()
     digest = hashlib.sha256(f"{program}\0{json.dumps(question)}".encode())
     for file in sorted((ROOT / "tests" / "support").rglob("*.py")):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -53,21 +63,6 @@ def built_by_rtx(program: str, question: Any) -> Any:
             half.write_text(json.dumps(ask_rtx(program, question)))
             half.rename(kept)
         return json.loads(kept.read_text())
-
-
-def _ask(program: str, question: str) -> Any:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.tensorrt.rtx", program]
-    result = subprocess.run(
-        command,
-        input=question,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def main(program: str) -> None:
