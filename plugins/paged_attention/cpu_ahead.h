@@ -41,17 +41,23 @@ class Ahead {
   int64_t lines() const { return lines_; }
 
   void fetch(int64_t lines) {
-    for (; lines > 0 && row_ < count_; --lines) {
-      _mm_prefetch(from_[row_] + at_, _MM_HINT_T1);
-      at_ += 64;
-      if (at_ >= bytes_[row_]) at_ = 0, ++row_;
+    while (lines > 0) {
+      if (left_ == 0) {
+        if (row_ == count_) return;
+        at_ = from_[row_], left_ = (bytes_[row_] + 63) / 64, ++row_;
+      }
+      const int64_t some = smaller(lines, left_);
+      const char* const end = at_ + some * 64;
+      for (const char* line = at_; line < end; line += 64) _mm_prefetch(line, _MM_HINT_T1);
+      at_ = end, left_ -= some, lines -= some;
     }
   }
 
  private:
   const char* from_[4 * kKeyBlock];
   int64_t bytes_[4 * kKeyBlock];
-  int64_t count_ = 0, row_ = 0, at_ = 0, lines_ = 0;
+  int64_t count_ = 0, row_ = 0, left_ = 0, lines_ = 0;
+  const char* at_ = nullptr;
 };
 
 }  // namespace

@@ -18,21 +18,36 @@ struct BlockScales {
   const float* v = nullptr;
 };
 
-constexpr int64_t kScaleFloats = 2 * kKeyBlock + 16;  // of a block, K's and V's; the last may be written over
+constexpr int64_t kScaleFloats = 2 * kKeyBlock;  // of a block, K's and V's
 
-// `count` floats, `stride` apart: up to 15 zeros are written behind them.
+#if defined(__AVX512F__)
+// Sixteen floats, `Stride` apart; nothing behind the last of them is read.
+template <int Stride>
+inline __m512 take_sixteen(const float* from) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  __m512 x[Stride];
+#pragma GCC unroll 8
+  for (int i = 0; i + 1 < Stride; ++i) x[i] = _mm512_loadu_ps(from + 16 * i);
+  x[Stride - 1] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(0xffff >> (Stride - 1)), from + 16 * (Stride - 1));
+#pragma GCC unroll 3
+  for (int n = Stride; n > 1; n /= 2)
+#pragma GCC unroll 4
+    for (int i = 0; i < n / 2; ++i) x[i] = _mm512_permutex2var_ps(x[2 * i], even, x[2 * i + 1]);
+  return x[0];
+}
+#endif
+
+// `count` floats, `stride` apart.
 inline void take_strided(const float* from, int64_t count, int64_t stride, float* out) {
   int64_t i = 0;
 #if defined(__AVX512F__)
-  if (stride <= 8 && 16 % stride == 0) {
-    uint32_t lanes = 0;
-    for (int64_t lane = 0; lane < 16; lane += stride) lanes |= uint32_t{1} << lane;
-    const int64_t step = 16 / stride;
-    // The last floats that are read lie before the next scale of this head.
-    for (; i + step < count; i += step)
-      _mm512_storeu_ps(
-          out + i, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), _mm512_loadu_ps(from + i * stride)));
-  }
+  const auto sixteens = [&](auto take) {
+    for (; i + 16 <= count; i += 16) _mm512_storeu_ps(out + i, take(from + i * stride));
+  };
+  if (stride == 1) sixteens(take_sixteen<1>);
+  else if (stride == 2) sixteens(take_sixteen<2>);
+  else if (stride == 4) sixteens(take_sixteen<4>);
+  else if (stride == 8) sixteens(take_sixteen<8>);
 #endif
   for (; i < count; ++i) out[i] = from[i * stride];
 }

@@ -3,24 +3,26 @@
 // internal linkage (see cpu_bf16.h).
 #pragma once
 
-#include "paged_attention/cpu_tiles.h"
+#include "paged_attention/cpu_tile_scores.h"
 
 namespace kvforge {
 namespace {
 
 constexpr int64_t kStrip = 32;  // rows of a tile() that are worked on at once, two tiles of them
 
-// Scores of a strip's queries, [2 tiles of rows, step], and keys, [2 tiles of 16 keys, step] of 32. As few products make
-// one, a tile of keys at a time, so that a score is stored late as in FourSums.
-class Scores {
+// Sums of two tiles of queries, [step] each, and keys, [2 tiles of 16 keys, step] of 32. As few products make one, a tile of
+// keys at a time, so that a sum is stored late as in FourSums.
+template <typename Dot>
+class KeyProducts {
  public:
-  Scores(const char* q, int64_t steps) : q_(q), steps_(steps) {}
+  explicit KeyProducts(int64_t steps) : steps_(steps) {}
 
-  // out[2 tiles of rows, tile of keys]; from row to row of it `below` bytes. It is whole after finish().
-  void multiply(const char* k, char* out, int64_t below) {
+  // out[2 tiles of queries, tile of keys]; from one tile of queries to the other `below` bytes, always as many. It is whole
+  // after finish().
+  void multiply(const char* q, const char* k, char* out, int64_t below) {
     below_ = below;
-    two_tiles<0, 1, 2, 3>(k, out);
-    two_tiles<2, 3, 0, 1>(k + steps_ * kTileBytes, out + kTileBytes);
+    two_tiles<0, 1, 2, 3>(q, k, out);
+    two_tiles<2, 3, 0, 1>(q, k + steps_ * kTileBytes, out + kTileBytes);
   }
 
   void finish() {
@@ -32,16 +34,15 @@ class Scores {
 
  private:
   template <int Upper, int Lower, int LateUpper, int LateLower>
-  inline __attribute__((always_inline)) void two_tiles(const char* k, char* out) {
-    const char* q = q_;
+  inline __attribute__((always_inline)) void two_tiles(const char* q, const char* k, char* out) {
     tile_zero<Upper>();
     tile_zero<Lower>();
     for (int64_t s = 0; s < steps_; ++s, k += kTileBytes, q += kTileBytes) {
       tile_load_once<7>(k, kTileRowBytes);
       tile_load<4>(q, kTileRowBytes);
-      tile_dot_bf16<Upper, 4, 7>();
+      Dot::template dot<Upper, 4, 7>();
       tile_load<6>(q + steps_ * kTileBytes, kTileRowBytes);
-      tile_dot_bf16<Lower, 6, 7>();
+      Dot::template dot<Lower, 6, 7>();
       if (s > 0 || late_ == nullptr) continue;
       tile_store<LateUpper>(late_, kTileRowBytes);
       tile_store<LateLower>(late_ + below_, kTileRowBytes);
@@ -49,7 +50,6 @@ class Scores {
     late_ = out;
   }
 
-  const char* const q_;
   const int64_t steps_;
   char* late_ = nullptr;
   int64_t below_ = 0;

@@ -1,6 +1,6 @@
 // The kernel for bfloat16 queries and pools by AMX's tiles (native/tiles.h). A row has the same bits from tile(), which is
-// here, and from direct(): a score is summed in steps of 32 dimensions, a weighted value over a key block in chunks of 32
-// keys, whichever of the two operands lies in the rows of the tiles; weights and blocks are made alike
+// here, and from direct(): a score is summed in steps of 64 bytes (cpu_tile_scores.h), a weighted value over a key block in
+// chunks of 32 keys, whichever of the two operands lies in the rows of the tiles; weights and blocks are made alike
 // (cpu_tile_weights.h, cpu_tile_sums.h). Compiled into namespace KVFORGE_ISA, so no inline function with external linkage
 // may be used here.
 #include "paged_attention/cpu_tile_products.h"
@@ -14,8 +14,11 @@ constexpr int64_t kTilesOfBlock = kKeyBlock / kRowsOfTile;
 constexpr int64_t kUnit = 64;  // keys that a strip is multiplied with and weighed for in turn
 constexpr int kChunks = kUnit / kStep;
 constexpr int64_t kUnits = kKeyBlock / kUnit;
-// Bytes from a strip's upper rows to its lower ones: of a unit's scores, of a block's weights.
+// Bytes from one tile of queries to the next: of a unit's scores, of a block's weights.
 constexpr int64_t kScoresBelow = kUnit / 16 * kTileBytes, kWeightsBelow = kChunksOfBlock * kTileBytes;
+
+template <int Parts>
+constexpr int64_t unit_bytes = kStrip / 16 * Parts * kScoresBelow;  // of its scores
 
 inline __m512i interleave(__m512i even, __m512i odd) { return _mm512_permutex2var_epi16(even, pairs_low(), odd); }
 
@@ -34,6 +37,7 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, char* k
   const Pool* k = static_cast<const Pool*>(a.k.data) + rows.kv_head * a.k.head_stride;
   const Pool* v = static_cast<const Pool*>(a.v.data) + rows.kv_head * a.v.head_stride;
   const auto needed = [&](int64_t key) { return key >= first && key < last; };
+  using Over = ScoresOver<Pool>;
   const int64_t steps = num_steps(a);
   for (int64_t key = begin; key < begin + kKeyBlock; key += 16)
     for (int64_t s = 0; s < steps; ++s, k_out += kTileBytes) {
@@ -44,8 +48,8 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, char* k
       __m512i x[16];
       for (int i = 0; i < 16; ++i) {
         const int64_t at = key / kStep * kStep + key % kStep / 4 + i / 4 * 8 + i % 4;
-        x[i] = needed(at) ? load_masked(step_mask(a, s), advance(k + k_offset[at - first], s * kStep))
-                          : _mm512_setzero_si512();
+        const int64_t d = s * Over::kDims;
+        x[i] = needed(at) ? Over::load(advance(k + k_offset[at - first], d), a.head_dim - d) : _mm512_setzero_si512();
       }
       store_transposed(x, k_out);
     }
@@ -65,15 +69,16 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
 }
 
 // The scores of chunk `c` of a unit, of row r of a strip, as they are.
+template <int Parts>
 inline ChunkScores scores_of(const char* unit, int64_t r, int64_t c) {
-  const char* const row = unit + r / 16 * kScoresBelow + r % 16 * kTileRowBytes + c * 2 * kTileBytes;
-  return {_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTileBytes)};
+  const char* const row = unit + r / 16 * Parts * kScoresBelow + r % 16 * kTileRowBytes + c * 2 * kTileBytes;
+  return {scores_from<Parts>(row, kScoresBelow), scores_from<Parts>(row + kTileBytes, kScoresBelow)};
 }
 
 // The same with K's scales, of chunk `of_block` of the block.
-template <bool Scaled>
+template <bool Scaled, int Parts>
 inline ChunkScores scores_of(const char* unit, int64_t r, int64_t c, const ChunkScales* scales, int64_t of_block) {
-  const ChunkScores x = scores_of(unit, r, c);
+  const ChunkScores x = scores_of<Parts>(unit, r, c);
   if constexpr (Scaled) return scaled(x, *scales, of_block);
   return x;
 }
@@ -101,16 +106,16 @@ struct Strip {
   int64_t count;                              // rows
   int64_t first[kStrip], last[kStrip];        // alike for rows that see nothing
   int64_t latest_first, earliest_last, end;   // of all rows; no row sees key `end` or a later one
-  float factor;                               // of a score, with log2(e)
+  const float* factors;                       // of a row's scores, with log2(e)
   const ChunkScales* scales;                  // or null
   uint32_t topped = 0;                        // rows that have a top
   alignas(64) float tops[kStrip], shifts[kStrip];
   __m512 totals[kStrip];
 
   // `positions`: of the rows' queries.
-  Strip(const AttentionArgs& a, const int64_t* positions, int64_t rows, int64_t block, int64_t first_key, int64_t end_key,
-        const ChunkScales* chunk_scales)
-      : count(rows), factor(a.scale * a.k_scale * kLog2E), scales(chunk_scales) {
+  Strip(const AttentionArgs& a, const int64_t* positions, const float* factors, int64_t rows, int64_t block,
+        int64_t first_key, int64_t end_key, const ChunkScales* chunk_scales)
+      : count(rows), factors(factors), scales(chunk_scales) {
     const int64_t from = larger(first_key - block, 0), to = smaller(end_key - block, kKeyBlock);
     const int64_t window = a.window > 0 ? a.window : INT64_MAX / 2;
     for (int64_t r = 0; r < kStrip; ++r) {
@@ -138,13 +143,13 @@ struct Strip {
 };
 
 // Tops of all rows by the first chunk of a unit that all of them see.
-template <bool Scaled>
+template <bool Scaled, int Parts>
 void first_tops(const char* unit, int64_t chunk, Strip& s) {
   for (int64_t from = 0; from < kStrip; from += 16) {
     __m512 highest[16];
     for (int64_t r = 0; r < 16; ++r) {
-      const ChunkScores x = scores_of<Scaled>(unit, from + r, 0, s.scales, chunk);
-      const __m512 scale = _mm512_set1_ps(s.factor);
+      const ChunkScores x = scores_of<Scaled, Parts>(unit, from + r, 0, s.scales, chunk);
+      const __m512 scale = _mm512_set1_ps(s.factors[from + r]);
       highest[r] = _mm512_max_ps(_mm512_mul_ps(x.without, scale), _mm512_mul_ps(x.with, scale));
     }
     const __m512 tops = reduce_rows(highest, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); });
@@ -155,20 +160,19 @@ void first_tops(const char* unit, int64_t chunk, Strip& s) {
 }
 
 // Weights of a unit, whose first chunk is `chunk`, that all rows see.
-template <bool Scaled>
+template <bool Scaled, int Parts>
 void weigh_whole(const char* unit, int64_t chunk, Strip& s, char* weights) {
-  if (s.topped == 0) first_tops<Scaled>(unit, chunk, s);
-  const __m512 scale = _mm512_set1_ps(s.factor * kExponentUnit);
+  if (s.topped == 0) first_tops<Scaled, Parts>(unit, chunk, s);
   for (int64_t half = 0; half < 2; ++half) {
 #pragma GCC unroll 4
     for (int64_t r = half * 16; r < half * 16 + 16; ++r) {
-      const __m512 shift = _mm512_set1_ps(s.shifts[r]);
+      const __m512 scale = _mm512_set1_ps(s.factors[r] * kExponentUnit), shift = _mm512_set1_ps(s.shifts[r]);
       __m512 total = s.totals[r];
 #pragma GCC unroll 2
       for (int c = 0; c < kChunks; ++c)
         _mm512_store_si512(
             weights_at(weights, r, chunk + c),
-            weigh_keys<false, Scaled>(scores_of<Scaled>(unit, r, c, s.scales, chunk + c), scale, shift, 0xffffffffu, s.scales,
+            weigh_keys<false, Scaled>(scores_of<Scaled, Parts>(unit, r, c, s.scales, chunk + c), scale, shift, 0xffffffffu, s.scales,
                                       chunk + c, total));
       s.totals[r] = total;
     }
@@ -176,16 +180,16 @@ void weigh_whole(const char* unit, int64_t chunk, Strip& s, char* weights) {
 }
 
 // The same where a row sees some of the keys or none.
-template <bool Scaled>
+template <bool Scaled, int Parts>
 void weigh_part(const char* unit, int64_t chunk, Strip& s, char* weights) {
-  const __m512 scale = _mm512_set1_ps(s.factor * kExponentUnit);
   for (int64_t r = 0; r < kStrip; ++r) {
+    const __m512 scale = _mm512_set1_ps(s.factors[r] * kExponentUnit);
     const int64_t first = r < s.count ? s.first[r] : 0, last = r < s.count ? s.last[r] : 0;
     __m512 total = s.totals[r];
     for (int c = 0; c < kChunks; ++c) {
       const __mmask32 seen = keys_between((chunk + c) * kStep, first, last);
-      const ChunkScores scores = scores_of<Scaled>(unit, r, c, s.scales, chunk + c);
-      if (seen != 0 && (s.topped >> r & 1) == 0) s.set_top(r, highest_product(scores, seen, s.factor));
+      const ChunkScores scores = scores_of<Scaled, Parts>(unit, r, c, s.scales, chunk + c);
+      if (seen != 0 && (s.topped >> r & 1) == 0) s.set_top(r, highest_product(scores, seen, s.factors[r]));
       const __m512 shift = _mm512_set1_ps(s.shifts[r]);
       _mm512_store_si512(weights_at(weights, r, chunk + c),
                          weigh_keys<true, Scaled>(scores, scale, shift, seen, s.scales, chunk + c, total));
@@ -194,25 +198,33 @@ void weigh_part(const char* unit, int64_t chunk, Strip& s, char* weights) {
   }
 }
 
+template <int Parts>
 void weigh_unit(const char* unit, int64_t chunk, Strip& s, char* weights) {
   const int64_t begin = chunk * kStep;
   const bool whole = (s.topped == 0 || ~s.topped == 0) && s.all_see(begin, begin + kUnit);
   if (s.scales == nullptr)
-    return whole ? weigh_whole<false>(unit, chunk, s, weights) : weigh_part<false>(unit, chunk, s, weights);
-  return whole ? weigh_whole<true>(unit, chunk, s, weights) : weigh_part<true>(unit, chunk, s, weights);
+    return whole ? weigh_whole<false, Parts>(unit, chunk, s, weights) : weigh_part<false, Parts>(unit, chunk, s, weights);
+  return whole ? weigh_whole<true, Parts>(unit, chunk, s, weights) : weigh_part<true, Parts>(unit, chunk, s, weights);
 }
 
-// again() for the rows of a strip.
-void weigh_again(const char* k, Scores& scores, Strip& s, char* units, char* weights, int64_t key_bytes, float* totals) {
-  for (int64_t c = 0; c < s.chunks(); ++c)
-    scores.multiply(k + c * kStep * key_bytes, units + c / kChunks * 2 * kScoresBelow + c % kChunks * 2 * kTileBytes,
-                    kScoresBelow);
-  scores.finish();
+// Sums of a strip's queries, [16 rows' tile, part, step], and the keys of a chunk, `k`, at `out`.
+template <int Parts, typename Products>
+void multiply_chunk(Products& products, const char* q, int64_t steps, const char* k, char* out) {
+  constexpr int64_t kTilesAtOnce = 2;
+  for (int64_t tile = 0; tile < kStrip / 16 * Parts; tile += kTilesAtOnce)
+    products.multiply(q + tile * steps * kTileBytes, k, out + tile * kScoresBelow, kScoresBelow);
+}
+
+// again() for the rows of a strip, whose scores over the block are at `units`.
+template <int Parts>
+void weigh_again(const Strip& s, float* tops, const char* units, char* weights, float* totals) {
   for (int64_t r = 0; r < s.count; ++r) {
     if (s.first[r] == s.last[r]) continue;
-    const auto of_chunk = [&](int64_t c) { return scores_of(units + c / kChunks * 2 * kScoresBelow, r, c % kChunks); };
-    const RowScores<decltype(of_chunk)> row{of_chunk, s.first[r], s.last[r], s.factor, s.scales};
-    again(row, kChunksOfBlock, [&](int64_t c) { return weights_at(weights, r, c); }, s.tops[r], totals[r]);
+    const auto of_chunk = [&](int64_t c) {
+      return scores_of<Parts>(units + c / kChunks * unit_bytes<Parts>, r, c % kChunks);
+    };
+    const RowScores<decltype(of_chunk)> row{of_chunk, s.first[r], s.last[r], s.factors[r], s.scales};
+    again(row, kChunksOfBlock, [&](int64_t c) { return weights_at(weights, r, c); }, tops[r], totals[r]);
   }
 }
 
@@ -228,12 +240,12 @@ struct TileScratch {
       at += round_up(size, 64);
       return place;
     };
-    unit = take(2 * kScoresBelow);               // scores of a unit
+    unit = take(unit_bytes<2>);                  // scores of a unit
     weights = take(2 * kWeightsBelow);           // of a strip and a block
     sums = take(kStrip * a.head_dim * 4);        // of the same
     acc = reinterpret_cast<float*>(take(kTileRows * a.head_dim * 4));  // over all blocks so far
-    q = take(kTileRows * num_steps(a) * kTileRowBytes);                // [16 rows' tile, step]
-    units = take(kUnits * 2 * kScoresBelow);     // scores of a whole block, for weigh_again()
+    q = take(kTileRows * score_parts(a) * num_steps(a) * kTileRowBytes);  // [16 rows' tile, part, step]
+    units = take(kUnits * unit_bytes<2>);        // scores of a whole block, for weigh_again()
     own = take(packed_bytes(a));
     bytes = at - from;
   }
@@ -241,37 +253,43 @@ struct TileScratch {
 
 int64_t tile_scratch_bytes(const AttentionArgs& a) { return TileScratch(a, nullptr).bytes; }
 
-void take_queries(const AttentionArgs& a, const Rows& rows, char* q) {
-  const int64_t count = num_rows(rows), steps = num_steps(a);
-  for (int64_t r = 0; r < round_up(count, kStrip); ++r)
-    for (int64_t s = 0; s < steps; ++s) {
-      __m512i x = _mm512_setzero_si512();
-      if (r < count) {
-        const bf16* from = static_cast<const bf16*>(a.q) + query_offset(a, rows, rows.row_begin + r);
-        x = load_masked(step_mask(a, s), from + s * kStep);
-      }
-      _mm512_storeu_si512(q + (r / kRowsOfTile * steps + s) * kTileBytes + r % kRowsOfTile * kTileRowBytes, x);
-    }
+// Writes the queries, zeros where a strip lacks rows, and what the scores of each are multiplied by.
+template <typename Pool>
+void take_queries(const AttentionArgs& a, const Rows& rows, char* q, float* factors) {
+  using Over = ScoresOver<Pool>;
+  const int64_t count = num_rows(rows), steps = num_steps(a), part_bytes = steps * kTileBytes;
+  std::memset(q, 0, round_up(count, kStrip) / 16 * Over::kParts * part_bytes);
+  std::memset(factors, 0, kTileRows * sizeof(float));
+  for (int64_t r = 0; r < count; ++r)
+    factors[r] = Over::take_query(
+        a, static_cast<const bf16*>(a.q) + query_offset(a, rows, rows.row_begin + r),
+        q + r / 16 * Over::kParts * part_bytes + r % 16 * kTileRowBytes, kTileBytes, part_bytes);
 }
 
 // Adds a block of keys to the sums of the rows of a strip.
+template <int Parts>
 void attend_block(const AttentionArgs& a, Strip& s, const char* q, const char* k, const char* v, const TileScratch& at,
                   SixteenRows* sixteen, float* acc) {
-  const int64_t key_bytes = num_steps(a) * kTileRowBytes;
-  Scores scores(q, num_steps(a));
+  const int64_t steps = num_steps(a), key_bytes = steps * kTileRowBytes;
+  KeyProducts<std::conditional_t<Parts == 1, Bf16, SignedBytes>> products(steps);
   forget_invalid();
   for (int64_t chunk = 0; chunk < s.chunks(); chunk += kChunks) {
     for (int64_t c = 0; c < kChunks; ++c)
-      scores.multiply(k + (chunk + c) * kStep * key_bytes, at.unit + c * 2 * kTileBytes, kScoresBelow);
-    scores.finish();
-    weigh_unit(at.unit, chunk, s, at.weights);
+      multiply_chunk<Parts>(products, q, steps, k + (chunk + c) * kStep * key_bytes, at.unit + c * 2 * kTileBytes);
+    products.finish();
+    weigh_unit<Parts>(at.unit, chunk, s, at.weights);
   }
   alignas(64) float totals[kStrip];
   for (int64_t from = 0; from < kStrip; from += 16)
     _mm512_store_ps(totals + from,
                     reduce_rows(s.totals + from, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
-  if (any_again(s.tops, totals, kStrip))
-    weigh_again(k, scores, s, at.units, at.weights, key_bytes, totals);
+  if (any_again(s.tops, totals, kStrip)) {
+    for (int64_t c = 0; c < s.chunks(); ++c)
+      multiply_chunk<Parts>(products, q, steps, k + c * kStep * key_bytes,
+                            at.units + c / kChunks * unit_bytes<Parts> + c % kChunks * 2 * kTileBytes);
+    products.finish();
+    weigh_again<Parts>(s, s.tops, at.units, at.weights, totals);
+  }
   WeightedValues(a.head_dim / 16, s.chunks()).multiply(at.weights, kWeightsBelow, v, at.sums);
   for (int64_t half = 0; half < 2; ++half) {
     sixteen[half].add(_mm512_load_ps(s.tops + half * 16), _mm512_load_ps(totals + half * 16));
@@ -288,8 +306,10 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
   const TileScratch at(a, scratch);
   SixteenRows sixteen[kTileRows / 16];
   int64_t positions[kTileRows];
+  float factors[kTileRows];
   for (int64_t r = 0; r < kTileRows; ++r) positions[r] = position(a, rows, rows.row_begin + r);
-  take_queries(a, rows, at.q);
+  with_pool(a, [&](auto pool) { take_queries<decltype(pool)>(a, rows, at.q, factors); });
+  const int64_t strip_bytes = kStrip / 16 * score_parts(a) * num_steps(a) * kTileBytes;  // of queries
   std::memset(at.acc, 0, count * dim * sizeof(float));
   configure_tiles();
   for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
@@ -302,10 +322,10 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
     ChunkScales of_chunks;
     const ChunkScales* const chunk_scales = of_chunks.take(scales);
     for (int64_t row = 0; row < count; row += kStrip) {
-      Strip s(a, positions + row, smaller(kStrip, count - row), block, begin, end, chunk_scales);
+      Strip s(a, positions + row, factors + row, smaller(kStrip, count - row), block, begin, end, chunk_scales);
       if (s.end == 0) continue;
-      attend_block(a, s, at.q + row * num_steps(a) * kTileRowBytes, k, k + k_bytes(a), at, sixteen + row / 16,
-                   at.acc + row * dim);
+      const auto attend = score_parts(a) == 1 ? attend_block<1> : attend_block<2>;
+      attend(a, s, at.q + row / kStrip * strip_bytes, k, k + k_bytes(a), at, sixteen + row / 16, at.acc + row * dim);
     }
   }
   release_tiles();

@@ -18,18 +18,12 @@ void tiles_direct(const AttentionArgs& args, const DirectWork& work, const Direc
 
 namespace {
 
-constexpr int64_t kStep = 32;  // dimensions or keys of a product of tiles
+constexpr int64_t kStep = 32;  // dimensions or keys of a product of tiles of bfloat16
 // Bytes from row to row of direct(): an odd number of cache lines, so that the rows of a tile lie in different sets of the cache.
 constexpr int64_t kScoreRow = (kKeyBlock + 16) * 4;
 constexpr int64_t kWeightRow = (kKeyBlock + 32) * 2;
 
-inline int64_t num_steps(const AttentionArgs& a) { return (a.head_dim + kStep - 1) / kStep; }
-
-inline __mmask32 step_mask(const AttentionArgs& a, int64_t step) {
-  return a.head_dim - step * kStep >= kStep ? 0xffffffffu : 0xffffu;  // head_dim is a multiple of 16
-}
-
-// 16 vectors of 32 elements, as rows, become the right operand of a product: pairs of elements by vector.
+// 16 vectors, as rows, become the right operand of a product: 4 bytes by vector.
 inline void store_transposed(__m512i x[16], char* tile) {
   transpose(x);
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(tile + i * kTileRowBytes, x[i]);

@@ -4,13 +4,17 @@
 #include <type_traits>
 
 #include "paged_attention/cpu_ahead.h"
+#include "paged_attention/cpu_bf16_vectors.h"
 #include "paged_attention/cpu_groups.h"
+#include "paged_attention/cpu_tile_scores.h"
 #include "paged_attention/cpu_tile_weights.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kSlab = 64;  // keys that are multiplied at once
+// Keys that are multiplied at once.
+template <typename Pool>
+constexpr int64_t kSlabOver = ScoresOver<Pool>::kParts == 1 ? 64 : 32;
 
 // Calls part(Count<0>()) to part(Count<Tiles - 1>()): the number of a tile has to be a constant.
 template <int Tiles, typename Part>
@@ -39,51 +43,93 @@ inline void score_keys(const char* q, int64_t steps, const Keys& keys, char* sco
   for_tiles<Tiles>([&](auto i) { tile_store<i.value>(scores + i.value * kTileBytes, kTileRowBytes); });
 }
 
-// The values of 32 keys of a head, 16 * Tiles dimensions from `from` on, as right operands; those of keys outside [low, high) are
-// zeros: what is not seen may hold a NaN. pause() is called eight times.
-template <int Tiles, typename Pool, typename Pause>
-inline void interleave_values(const Pool* const* rows, int64_t head, int64_t from, int64_t low, int64_t high, char* out,
-                              const Pause& pause) {
-  constexpr int kParts = (Tiles + 1) / 2;
-  constexpr __mmask32 kLast = Tiles % 2 != 0 ? 0xffffu : 0xffffffffu;
-  const bool whole = low <= 0 && high >= kStep;
-  const __m512i to_low = pairs_low(), to_high = pairs_high();
-  const auto load = [&](int64_t key, int part) {
-    const __mmask32 mask = part + 1 == kParts ? kLast : 0xffffffffu;
-    if (!whole && (key < low || key >= high)) return _mm512_setzero_si512();
-    return load_masked(mask, advance(rows[key] + head, from + part * kStep));
+// The same of 32 keys in integers: of a key the sums with lower bytes and behind them those with upper ones, whose right
+// operands come in turn. `four` stores them late.
+template <typename Keys, typename Pause>
+inline void score_keys(FourSums& four, const char* q, int64_t steps, const Keys& keys, char* scores, const Pause& pause) {
+  four.multiply<SignedBytes>(
+      scores, steps,
+      [&](auto tile, int64_t s) __attribute__((always_inline)) {
+        const auto [place, row] = keys(s, tile.value - 4);
+        tile_load<tile.value>(place, row);
+      },
+      [&](auto tile, int64_t s) __attribute__((always_inline)) {
+        tile_load<tile.value>(q + (2 * s + tile.value - 6) * kTileBytes, kTileRowBytes);
+      },
+      [](auto tile, const char*) __attribute__((always_inline)) { tile_zero<tile.value>(); }, pause);
+}
+
+// int8 as widen() gives it: 2^8 of a number in float16 has bfloat16's sign and mantissa.
+inline void widen_bytes(__m512i x, __m512i out[2]) {
+#if defined(KVFORGE_SOFTWARE_TILES)
+  widen<int8_t>(x, out);
+#else
+  const __m512i zero = _mm512_setzero_si512();
+  const auto wide = [](__m512i upper) {
+    __m512i half;
+    asm("vcvtw2ph %1, %0" : "=v"(half) : "v"(upper));
+    half = _mm512_and_si512(_mm512_srai_epi16(half, 3), _mm512_set1_epi16(static_cast<int16_t>(0x8fff)));
+    constexpr int kExponents = (127 - 15 - 8) << 7;
+    return _mm512_maskz_add_epi16(_mm512_test_epi16_mask(upper, upper), half, _mm512_set1_epi16(kExponents));
   };
-  for (int64_t i = 0; i < kStep; i += 4) {
-    pause();
-#pragma GCC unroll 2
-    for (int64_t j = i; j < i + 4; j += 2)
-#pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
-        const __m512i even = load(j, part), odd = load(j + 1, part);
-        char* const place = out + 2 * part * kTileBytes + j / 2 * kTileRowBytes;
-        _mm512_store_si512(place, _mm512_permutex2var_epi16(even, to_low, odd));
-        _mm512_store_si512(place + kTileBytes, _mm512_permutex2var_epi16(even, to_high, odd));
-      }
+  out[0] = wide(_mm512_unpacklo_epi8(zero, x));
+  out[1] = wide(_mm512_unpackhi_epi8(zero, x));
+#endif
+}
+
+alignas(64) constexpr char kZeros[kMaxHeadDim * sizeof(bf16)] = {};
+
+// The values of 32 keys of a head, 64 dimensions from `from` on, as four right operands in the order of load_values(); those
+// of keys outside [low, high) are zeros: what is not seen may hold a NaN. pause() is called eight times.
+template <bool Whole, typename Pool, typename Pause>
+inline void interleave_values(const Pool* const* rows, int64_t head, int64_t from, int64_t dim, int64_t low, int64_t high,
+                              char* out, const Pause& pause) {
+  const bool whole = low <= 0 && high >= kStep;
+  const auto row = [&](int64_t key) {
+    return whole || (key >= low && key < high) ? rows[key] + head : reinterpret_cast<const Pool*>(kZeros);
+  };
+  for (int64_t i = 0; i < kStep; i += 2) {
+    if (i % 4 == 0) pause();
+    __m512i x[4];
+    if constexpr (std::is_same_v<Pool, int8_t>) {
+      const __m512i even = load_row<Whole>(row(i) + from, dim - from), odd = load_row<Whole>(row(i + 1) + from, dim - from);
+      widen_bytes(_mm512_unpacklo_epi8(even, odd), x);
+      widen_bytes(_mm512_unpackhi_epi8(even, odd), x + 2);
+    } else {
+      load_values<Whole>(row(i), row(i + 1), from, dim, x);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) _mm512_store_si512(out + t * kTileBytes + i / 2 * kTileRowBytes, x[t]);
   }
+}
+
+// 64 elements, or the first `count`, as two steps.
+inline void load_two_steps(const fp8* p, int64_t count, __m512i out[2]) {
+  const __mmask64 mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+  // widen() takes the lower and the upper eight of each 16 bytes apart.
+  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+  widen<fp8>(_mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(mask, p)), out);
 }
 
 struct DirectScratch {
   char *q, *sums, *scores, *turned, *weights, *tile;
+  float* ordered;
   int64_t sums_row, bytes;
 
-  DirectScratch(const AttentionArgs& a, char* from) : sums_row((a.head_dim + 16) * 4) {
+  DirectScratch(const AttentionArgs& a, char* from) : sums_row((round_up(a.head_dim, 64) + 16) * 4) {
     char* at = from;
     const auto take = [&](int64_t size) {
       char* const place = at;
       at += round_up(size, 64);
       return place;
     };
-    q = take(kRowsOfTile * num_steps(a) * kTileBytes);
+    q = take(kRowsOfTile * score_parts(a) * num_steps(a) * kTileBytes);  // [head, step, part]
     sums = take(kRowsOfTile * sums_row);
-    scores = take(kKeyBlock * kTileRowBytes);  // [key, 16 rows]
+    scores = take(kKeyBlock * score_parts(a) * kTileRowBytes);  // [key, part, 16 rows]
     turned = take(kRowsOfTile * kScoreRow);
     weights = take(kRowsOfTile * kWeightRow);
     tile = take(8 * kTileBytes);
+    ordered = reinterpret_cast<float*>(take(round_up(a.head_dim, 64) * 4));  // of a row
     bytes = at - from;
   }
 };
@@ -95,48 +141,75 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
                   int64_t base, int64_t padded, const DirectScratch& at, Ahead& ahead, int64_t lines) {
   const auto [heads, count, begin, end, split] = work;
   const int64_t rows = num_rows(heads[0]), all = rows * count, dim = a.head_dim, steps = num_steps(a);
-  const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps) + 1;
+  const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps / ScoresOver<Pool>::kParts) + 1;
   const int64_t with_softmax = lines / 4 / (padded / kRowsOfTile + all) + 1;
   const int64_t with_values = lines / 2 / (padded / 4 * count * ((dim + 63) / 64)) + 1;
 
-  for (int64_t h = 0; h < count; ++h)
-    for (int64_t s = 0; s < steps; ++s) {
+  using Over = ScoresOver<Pool>;
+  constexpr int kParts = Over::kParts;
+  constexpr int64_t kQueryBytes = kParts * kTileRowBytes;  // of a step of a query
+  float factors[kRowsOfTile];
+  for (int64_t h = 0; h < count; ++h) {
+    // Queries in the rows of a head, at first in the place of weights.
+    char* const of_head = at.weights;
+    const int64_t row_bytes = steps * kQueryBytes;
+    for (int64_t r = 0; r < rows; ++r)
+      factors[h * rows + r] =
+          Over::take_query(a, static_cast<const bf16*>(a.q) + query_offset(a, heads[h], heads[h].row_begin + r),
+                           of_head + r * row_bytes, kQueryBytes, kTileRowBytes);
+    for (int64_t i = 0; i < steps * kParts; ++i) {
       __m512i x[16];
       for (int64_t r = 0; r < 16; ++r) {
-        x[r] = _mm512_setzero_si512();
-        if (r < h * rows || r >= (h + 1) * rows) continue;
-        const int64_t row = heads[h].row_begin + r - h * rows;
-        x[r] = load_masked(step_mask(a, s), static_cast<const bf16*>(a.q) + query_offset(a, heads[h], row) + s * kStep);
+        const int64_t row = r - h * rows;
+        x[r] = row < 0 || row >= rows ? _mm512_setzero_si512()
+                                      : _mm512_load_si512(of_head + row * row_bytes + i * kTileRowBytes);
       }
-      store_transposed(x, at.q + (h * steps + s) * kTileBytes);
+      store_transposed(x, at.q + (h * steps * kParts + i) * kTileBytes);
     }
+  }
 
   struct Place {
     const void* rows;
     int64_t stride;
   };
-  const bool in_place = std::is_same_v<Pool, bf16> && dim % kStep == 0 && a.page_size % kRowsOfTile == 0;
+  constexpr int64_t kSlab = kSlabOver<Pool>;
+  const bool in_place = (std::is_same_v<Pool, bf16> || std::is_same_v<Pool, int8_t>) && dim % Over::kDims == 0 &&
+      a.page_size % kRowsOfTile == 0;
+  FourSums four(kQueryBytes, kTileRowBytes, kRowsOfTile * kQueryBytes);
   for (int64_t slab = 0; slab < padded; slab += kSlab) {
     const auto keys = [&](int64_t step, int64_t i) -> Place {
-      const int64_t key = slab + i * kRowsOfTile, s = step % steps;
+      const int64_t key = slab + i * kRowsOfTile, s = step % steps, d = s * Over::kDims;
       const int64_t head = heads[step / steps].kv_head * a.k.head_stride;
       // 16 keys are the rows of a tile as they lie in a page; else they are put together.
       if (in_place && base + key >= begin && base + key + kRowsOfTile <= end)
-        return {advance(k_rows[key] + head, s * kStep), a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
-      char* const tile = at.tile + i * kTileBytes;
-      for (int64_t r = 0; r < kRowsOfTile; ++r)
-        _mm512_storeu_si512(tile + r * kTileRowBytes, load_masked(step_mask(a, s), advance(k_rows[key + r] + head, s * kStep)));
+        return {advance(k_rows[key] + head, d), a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
+      char* const tile = at.tile + (s % 2 * kSlab / kRowsOfTile + i) * kTileBytes;
+      for (int64_t r = 0; r < kRowsOfTile; ++r) {
+        char* const place = tile + r * kTileRowBytes;
+        if constexpr (std::is_same_v<Pool, fp8>) {
+          if (s % 2 != 0) break;  // written with the step before it
+          __m512i x[2];
+          load_two_steps(k_rows[key + r] + head + d, dim - d, x);
+          _mm512_store_si512(place, x[0]);
+          _mm512_store_si512(place + kSlab / kRowsOfTile * kTileBytes, x[1]);
+        } else {
+          _mm512_store_si512(place, Over::load(advance(k_rows[key + r] + head, d), dim - d));
+        }
+      }
       return {tile, kTileRowBytes};
     };
     const auto pause = [&] { ahead.fetch(with_scores); };
-    char* const scores = at.scores + slab * kTileRowBytes;
-    if (padded - slab >= kSlab) score_keys<4>(at.q, count * steps, keys, scores, pause);
+    char* const scores = at.scores + slab * kQueryBytes;
+    if constexpr (kParts == 2) score_keys(four, at.q, count * steps, keys, scores, pause);
+    else if (padded - slab >= kSlab) score_keys<4>(at.q, count * steps, keys, scores, pause);
     else score_keys<2>(at.q, count * steps, keys, scores, pause);
   }
+  four.finish();
 
   for (int64_t key = 0; key < padded; key += 16) {
     __m512i x[16];
-    for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_si512(at.scores + (key + i) * kTileRowBytes);
+    for (int i = 0; i < 16; ++i)
+      x[i] = reinterpret_cast<__m512i>(scores_from<kParts>(at.scores + (key + i) * kQueryBytes, kTileRowBytes));
     transpose(x);
     for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + r * kScoreRow + key * 4, x[r]);
     ahead.fetch(with_softmax);
@@ -155,7 +228,7 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
       return {without_four(x, y), with_four(x, y)};
     };
     const auto place = [&](int64_t c) { return at.weights + r * kWeightRow + c * kTileRowBytes; };
-    use(RowScores<decltype(of_chunk)>{of_chunk, first - base, last - base, a.scale * a.k_scale * kLog2E, scales}, place);
+    use(RowScores<decltype(of_chunk)>{of_chunk, first - base, last - base, factors[r], scales}, place);
   };
   forget_invalid();
   for (int64_t r = 0; r < kRowsOfTile; ++r) {
@@ -183,36 +256,30 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
   for (int64_t h = 0; h < count; ++h) {
     const int64_t shift = heads[h].kv_head * a.v.head_stride;
     for (int64_t d = 0; d < dim; d += 64) {
-      const auto sum_values = [&](auto tiles) {
-        for_tiles<tiles.value>([](auto i) { tile_zero<i.value>(); });
-        char* tile = at.tile;
-        for (int64_t step = 0; step < padded; step += kStep) {
-          const int64_t first = base + step;
-          interleave_values<tiles.value>(v_rows + step, shift, d, begin - first, end - first, tile,
+      for_tiles<4>([](auto i) { tile_zero<i.value>(); });
+      char* tile = at.tile;
+      for (int64_t step = 0; step < padded; step += kStep) {
+        const int64_t first = base + step;
+        const auto interleave = [&](auto whole) {
+          interleave_values<whole.value>(v_rows + step, shift, d, dim, begin - first, end - first, tile,
                                          [&] { ahead.fetch(with_values); });
-          tile_load<4>(at.weights + step * 2, kWeightRow);
-          for_tiles<tiles.value>([&](auto i) {
-            constexpr int kRight = 5 + i.value % 3;
-            tile_load<kRight>(tile + i.value * kTileBytes, kTileRowBytes);
-            tile_dot_bf16<i.value, 4, kRight>();
-          });
-          tile = tile == at.tile ? tile + 4 * kTileBytes : at.tile;  // what was just written is still read
-        }
-        for_tiles<tiles.value>(
-            [&](auto i) { tile_store<i.value>(at.sums + d * 4 + i.value * kTileRowBytes, at.sums_row); });
-      };
-      switch (smaller(dim - d, 64)) {
-        case 16: sum_values(Count<1>()); break;
-        case 32: sum_values(Count<2>()); break;
-        case 48: sum_values(Count<3>()); break;
-        default: sum_values(Count<4>());
+        };
+        dim - d >= 64 ? interleave(std::true_type()) : interleave(std::false_type());
+        tile_load<4>(at.weights + step * 2, kWeightRow);
+        for_tiles<4>([&](auto i) {
+          constexpr int kRight = 5 + i.value % 3;
+          tile_load<kRight>(tile + i.value * kTileBytes, kTileRowBytes);
+          tile_dot_bf16<i.value, 4, kRight>();
+        });
+        tile = tile == at.tile ? tile + 4 * kTileBytes : at.tile;  // what was just written is still read
       }
+      for_tiles<4>([&](auto i) { tile_store<i.value>(at.sums + d * 4 + i.value * kTileRowBytes, at.sums_row); });
     }
     for (int64_t r = 0; r < rows; ++r) {
       float* partial = heads[h].partial == nullptr ? nullptr : heads[h].partial + split * rows * (dim + 2);
       const int64_t i = h * rows + r;
-      finish_row(a, heads[h], heads[h].row_begin + r, reinterpret_cast<const float*>(at.sums + i * at.sums_row), tops[i],
-                 totals[i], partial);
+      order_sums<Pool>(reinterpret_cast<const float*>(at.sums + i * at.sums_row), (dim + 63) / 64, at.ordered);
+      finish_row(a, heads[h], heads[h].row_begin + r, at.ordered, tops[i], totals[i], partial);
     }
   }
 }

@@ -1,18 +1,15 @@
 // Attention over int8 and int4 in integers. A query and the weights of a key block become 16 bits and a unit, each the
 // product with 2^8 of one signed byte plus another one, so that both sums are exact by VNNI, in any order: a score is that of
-// the rounded query, a block's values those of rounded weights. Of 16 bits 15 and the sign are used, up to kWhole: 256 terms
-// of them and 8-bit numbers fit into 32 bits. For files compiled for AVX512-BF16 and VNNI; everything here has internal
+// the rounded query, a block's values those of rounded weights (cpu_query_words.h). For files compiled for AVX512-BF16 and VNNI; everything here has internal
 // linkage (see cpu_bf16.h).
 #pragma once
 
 #include "paged_attention/cpu_groups.h"
+#include "paged_attention/cpu_query_words.h"
 #include "paged_attention/cpu_vnni_pack.h"
 
 namespace kvforge {
 namespace {
-
-constexpr float kWhole = 32639;         // 127 * 256 + 127
-constexpr float kSmallest = 0x1p-110f;  // below which magnitudes are not told apart: its inverse times kWhole is finite
 
 // 32 words of 16 bits as [8, 2, 4] bytes: of four words the lower bytes, which are signed, then the upper ones.
 struct SplitIndex {
@@ -43,16 +40,6 @@ inline __m512i split(const SplitIndex& index, __m512i low, __m512i high) {
   return _mm512_permutex2var_epi8(carry(low), _mm512_load_si512(index.of), carry(high));
 }
 
-inline __m512i magnitude(__m512 x) {
-  return _mm512_and_si512(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(0x7fffffff));
-}
-
-// The largest of magnitudes, NaN if one is: as integers they order like this.
-inline float largest(__m512i magnitudes) {
-  return from_bits(static_cast<uint32_t>(
-      _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes, _mm512_set1_epi32(0x08800000)))));  // kSmallest
-}
-
 // A query in integers. `factor` is what its products with keys are multiplied by, in units of log2(e); `start` takes
 // kShift out of them.
 struct Query {
@@ -65,24 +52,14 @@ inline int64_t query_bytes(int64_t dim) { return round_up(dim, 32) * 2; }
 template <typename Pool>
 inline Query split_query(const AttentionArgs& a, const bf16* q, char* out) {
   const SplitIndex& index = std::is_same_v<Pool, int4> ? kInt4Index : kInt8Index;
-  const auto load = [&](int64_t d) {
-    const __mmask16 mask = d < a.head_dim ? 0xffff : 0;
-    const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, q + d));
-    return reinterpret_cast<__m512>(_mm512_slli_epi32(x, 16));
-  };
-  __m512i high = _mm512_setzero_si512(), sum = high;
-  for (int64_t d = 0; d < a.head_dim; d += 16) high = _mm512_max_epi32(high, magnitude(load(d)));
-  const float top = largest(high);
-  const __m512 inverse = _mm512_set1_ps(kWhole / top);
+  const QueryWords words(a, q);
+  __m512i sum = _mm512_setzero_si512();
   for (int64_t d = 0; d < a.head_dim; d += 32, out += 64) {
-    const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(load(d), inverse));
-    const __m512i y = _mm512_cvtps_epi32(_mm512_mul_ps(load(d + 16), inverse));
+    const __m512i x = words.at(d), y = words.at(d + 16);
     sum = _mm512_add_epi32(sum, _mm512_add_epi32(x, y));
     _mm512_store_si512(out, split(index, x, y));
   }
-  const float finite = top < __builtin_inff() ? top : __builtin_nanf("");  // an infinite product may be no number
-  return {a.scale * a.k_scale * kLog2E * (finite / kWhole),
-          static_cast<int32_t>(-kShift<Pool> * static_cast<int64_t>(_mm512_reduce_add_epi32(sum)))};
+  return {words.factor(), static_cast<int32_t>(-kShift<Pool> * static_cast<int64_t>(_mm512_reduce_add_epi32(sum)))};
 }
 
 // sums + x times the four signed bytes at p, in each lane. In assembler, because GCC 12 copies the sums before each
@@ -102,8 +79,6 @@ inline __m512i broadcast(const char* p) {
   std::memcpy(&word, p, sizeof word);
   return _mm512_set1_epi32(word);
 }
-
-inline __m512i join(__m512i low, __m512i high) { return _mm512_add_epi32(low, _mm512_slli_epi32(high, 8)); }
 
 // scores[row, 0 .. 16) = keys times split queries; columns(use) calls use(column) for each column of the keys.
 template <int Rows, typename Columns>

@@ -255,6 +255,26 @@ def test_a_scale_that_is_not_finite_shows_only_where_its_key_is_seen(isas, monke
                     assert out[:-1].isfinite().all(), (pool_dtype, bad, dtype, isa)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 8, 16])
+def test_a_key_has_the_scale_of_its_own_head(kv_heads, isas, monkeypatch):
+    """Each key's and each head's scale differs; the lengths end at, before and behind the ends of pages and vectors."""
+    gen = torch.Generator().manual_seed(kv_heads)
+    for pool_dtype in LARGEST:
+        for page_size, length in ((16, 47), (16, 64), (32, 33), (5, 23)):
+            pages = -(-length // page_size)
+            numbers = torch.randn(2, pages, page_size, kv_heads, 32, generator=gen)
+            scales = torch.rand(2, pages, page_size, kv_heads, generator=gen) + 0.1
+            pools = quantize(numbers / numbers.abs().amax() * LARGEST[pool_dtype], 1.0, pool_dtype)
+            table = (ints(0, 1), ints(length), torch.randperm(pages, generator=gen).int()[None])
+            for dtype in DTYPES:
+                q = torch.randn(1, 2 * kv_heads, 32, generator=gen).to(dtype)
+                args = (q, pools[0], pools[1], *table, 0.01, 0, scales[0], scales[1])
+                want = REFERENCE(*args)
+                for isa in isas:
+                    monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+                    assert relative_error(attend(*args), want) < tolerance(q), (pool_dtype, page_size, length, isa)
+
+
 @each_kind
 @pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 0), (64, 301), (37, 50)])
 def test_chunks_change_no_bit(dtype, cache, head_dim, window, isas, monkeypatch):
