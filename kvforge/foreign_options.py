@@ -42,6 +42,7 @@ NEAREST = {
     "model-name": "--served-model-name",
     "tool-call-parser": "--tool-call-format",
     "tool-parser": "--tool-call-format",
+    "reasoning-parser": "--reasoning-format",
     "chat-template-file": "--chat-template",
     "uvicorn-log-level": "--log-level",
     "no-enable-prefix-caching": "--no-prefix-cache",

@@ -28,8 +28,8 @@ OF_GATEWAY: dict[str, Any] = {
     "openai_port": PORTS["openai"], "generation_config": AUTO,
     **dict.fromkeys(
         (
-            "openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page",
-            "open_page", *DEFAULT_FIELDS,
+            "openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format",
+            "reasoning_format", "no_page", "open_page", *DEFAULT_FIELDS,
         )
     ),
 }  # fmt: skip
@@ -105,6 +105,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     gateway.add_argument("--chat-template", type=Path, help="Jinja file in place of the tokenizer's template")
     gateway.add_argument(
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
+    )
+    gateway.add_argument(
+        "--reasoning-format",
+        help="how the model writes its reasoning, none to leave it in the text (default: likewise)",
     )
     add_default_options(gateway)
     page = gateway.add_mutually_exclusive_group()
@@ -285,6 +289,7 @@ def _gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) -
         model_name=args.served_model_name or name,
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
+        reasoning_format=args.reasoning_format,
         generation_config=args.generation_config,
         **{name: getattr(args, name) for name in DEFAULT_FIELDS},
         api_key_file=args.api_key_file,

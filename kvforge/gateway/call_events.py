@@ -1,4 +1,4 @@
-"""What a text with tool calls in it says, piece by piece."""
+"""What an answer's text says, piece by piece."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Text:
     """A piece of the answer's content."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """A piece of what comes before the answer."""
 
     text: str
 
@@ -24,4 +31,4 @@ class Arguments:
     text: str
 
 
-Event = Text | CallBegins | Arguments
+Event = Text | Reasoning | CallBegins | Arguments

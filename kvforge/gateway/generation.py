@@ -11,6 +11,7 @@ from kvforge.gateway.errors import ApiError
 from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
+from kvforge.gateway.reasoning_tokens import reasoning_tokens
 from kvforge.gateway.tensors import ResponseTokens, infer_request
 from kvforge.gateway.triton import Triton
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
@@ -40,11 +41,13 @@ class Delta:
 
 @dataclass
 class Usage:
-    """Tokens of a request; `cached` is what the prefix cache spared, None where the engine did not say."""
+    """Tokens of a request; `cached` is what the prefix cache spared, None where the engine did not say, `reasoning`
+    those of the completion that are reasoning, None where they are not counted."""
 
     prompt: int
     completion: int = 0
     cached: int | None = None
+    reasoning: int | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -55,6 +58,8 @@ class Usage:
         }
         if self.cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": min(self.cached, self.prompt)}
+        if self.reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return usage
 
 
@@ -72,7 +77,8 @@ class Generation:
     usage: Usage = field(init=False)
 
     def __post_init__(self) -> None:
-        self.usage = Usage(self.asked.num_prompt_tokens)
+        self._reasoning_tokens = reasoning_tokens(self.asked.thinking)
+        self.usage = Usage(self.asked.num_prompt_tokens, reasoning=None if self._reasoning_tokens is None else 0)
 
     @property
     def num_choices(self) -> int:
@@ -99,9 +105,8 @@ class Generation:
     def _text_stream(self, position: int) -> TextStream | MarkedText:
         params = SamplingParams(stop=self.asked.stop)
         prompt = memoryview(self.asked.prompts[position]).cast("i")
-        marks = {} if self.asked.calls is None else self.model.marks
-        if marks:
-            shown = self.model.shown_marks if params.stop else frozenset()
+        if marks := self.asked.marks(self.model.marks):
+            shown = self.model.shown_marks & marks.keys() if params.stop else frozenset()
             return MarkedText(lambda: TextStream(self.model.tokenizer, params, prompt), marks, shown)
         return TextStream(self.model.tokenizer, params, prompt)
 
@@ -120,6 +125,8 @@ class Generation:
                 output.stop_reason = _stop_reason(piece)
             text = _pushed(stream, output)
             self.usage.completion += end - start
+            if self._reasoning_tokens is not None and self.usage.reasoning is not None:
+                self.usage.reasoning += self._reasoning_tokens.count(index, piece.token_ids[start:end])
             logprobs = None if num_logprobs is None else piece.logprobs(start, end)
             yield Delta(index, text, logprobs, output.finish_reason, piece.stop_reason, more)
 

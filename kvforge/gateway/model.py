@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from kvforge.common.errors import KvforgeError
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.reasoning_format import ReasoningFormat
+from kvforge.gateway.reasoning_formats import reasoning_formats, recognised_reasoning
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
@@ -20,6 +23,9 @@ from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate, read_template
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens
+
+NO_REASONING = "none"
+"""The name of the format of models whose reasoning stays in the text."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,9 @@ class ServedModel:
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
     tool_format: ToolFormat | None
+    reasoning_format: ReasoningFormat | None
     marks: dict[int, str]
-    """The format's markers that are tokens, which no other tokens may write: by id, as call_reader sees them."""
+    """The formats' markers that are tokens, which no other tokens may write: by id, as call_reader sees them."""
     shown_marks: frozenset[int]
     """Those of them that are in a client's text, too: they are no special tokens."""
     max_seq_len: int
@@ -47,7 +54,7 @@ class ServedModel:
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
         """Raises KvforgeError when the directory is no engine, has no tokenizer, the template or the model's sampling
-        cannot be read, or there is no such format of tool calls."""
+        cannot be read, or there is no such format of tool calls or reasoning."""
         manifest = load_manifest(options.engine, options.manifest_sha256)
         directory = options.engine / TOKENIZER_DIR
         tokenizer = Tokenizer.from_dir(directory)
@@ -58,7 +65,9 @@ class ServedModel:
         data = (directory / "tokenizer.json").read_bytes()
         template = _template(options.chat_template, directory)
         tool_format = _tool_format(options.tool_call_format, template)
-        added, marks = tokenizer.backend.get_added_tokens_decoder(), _marks(tokenizer, tool_format)
+        reasoning_format = _reasoning_format(options.reasoning_format, template)
+        markers = [marker for entry in (tool_format, reasoning_format) if entry is not None for marker in entry.markers]
+        added, marks = tokenizer.backend.get_added_tokens_decoder(), _marks(tokenizer, markers)
         sampling = sampling_defaults(options)
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
         digest.update(json.dumps(sampling.values, sort_keys=True).encode())
@@ -74,6 +83,7 @@ class ServedModel:
             token_bytes=TokenBytes(tokenizer, json.loads(data).get("decoder")),
             chat_template=template,
             tool_format=tool_format,
+            reasoning_format=reasoning_format,
             marks=marks,
             shown_marks=frozenset(index for index in marks if not added[index].special),
             max_seq_len=max_seq_len,
@@ -86,6 +96,11 @@ class ServedModel:
         if name != self.name:
             message = f"the model '{name[:80]}' does not exist; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
+
+    def marker_tokens(self, markers: Collection[str]) -> dict[str, int]:
+        """Those of a format's markers that are tokens, and which."""
+        ids = {mark.removeprefix(TOKEN): index for index, mark in self.marks.items()}
+        return {marker: ids[marker] for marker in markers if marker in ids}
 
     def marker_token(self, text: str) -> int | None:
         """The one token that a marker is, which a guide does not let other tokens write; None for plain text."""
@@ -115,8 +130,18 @@ def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat 
     return known[name]
 
 
-def _marks(tokenizer: Tokenizer, form: ToolFormat | None) -> dict[int, str]:
-    markers = () if form is None else form.markers
+def _reasoning_format(name: str | None, template: ChatTemplate | None) -> ReasoningFormat | None:
+    if name is None:
+        return None if template is None else recognised_reasoning("\n".join(template.sources.values()))
+    known = reasoning_formats()
+    if name != NO_REASONING and name not in known:
+        raise KvforgeError(
+            f"--reasoning-format {name} is not known; give one of {', '.join(sorted(known))}, or {NO_REASONING}."
+        )
+    return known.get(name)
+
+
+def _marks(tokenizer: Tokenizer, markers: Collection[str]) -> dict[int, str]:
     added = tokenizer.backend.get_added_tokens_decoder()
     return {
         index: TOKEN + token.content

@@ -21,6 +21,7 @@ class GatewayOptions:
     model_name: str | None = None
     chat_template: Path | None = None
     tool_call_format: str | None = None
+    reasoning_format: str | None = None
     generation_config: str = AUTO
     temperature: float | None = None
     top_p: float | None = None
@@ -61,6 +62,7 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "model_name": (str, "what clients call the model (default: the engine directory's name)"),
     "chat_template": (Path, "Jinja file to use instead of the tokenizer's own template"),
     "tool_call_format": (str, "how the model writes calls of tools (default: what its chat template speaks)"),
+    "reasoning_format": (str, "how the model writes its reasoning, none to leave it in the text (default: likewise)"),
     "generation_config": (
         str,
         "auto: where requests do not say, as generation_config.json does",

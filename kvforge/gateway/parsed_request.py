@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, too_deep
+from kvforge.gateway.marked_text import TOKEN
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """Reasoning that an answer may begin with: its format's name, whether the prompt has begun it, and the format's
+    markers that are tokens, with their ids."""
+
+    format: str
+    opened: bool
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True)
 class ParsedRequest:
     """One request to generate.
 
@@ -31,6 +42,7 @@ class ParsedRequest:
         prompts: token ids of each, int32.
         n, stop, logprobs: as in SamplingParams: what the way from tokens to an answer depends on.
         calls: how tool calls are read from the answer, None where there can be none.
+        thinking: how reasoning is, likewise.
         kept: so many of a prompt's sequences are returned, the most probable ones; 0 for all.
         silent: log-probabilities are for that choice only and not returned.
         empty: nothing is generated.
@@ -48,11 +60,17 @@ class ParsedRequest:
     include_usage: bool
     echoes: tuple[bytes, ...] = ()
     calls: Calls | None = None
+    thinking: Thinking | None = None
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     kept: int = 0
     silent: bool = False
     empty: bool = False
     shown: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def marks(self, known: dict[int, str]) -> dict[int, str]:
+        """Of the marks that a model's text can have those that the answer is read by."""
+        tokens = {*(() if self.calls is None else self.calls.tokens), *(self.thinking.tokens if self.thinking else ())}
+        return {index: mark for index, mark in known.items() if mark.removeprefix(TOKEN) in tokens}
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -70,6 +88,7 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
+        "thinking": None if asked.thinking is None else dataclasses.astuple(asked.thinking),
         "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
         "shown": asked.shown,
     }  # fmt: skip
@@ -102,6 +121,7 @@ def unpack(data: bytes) -> ParsedRequest:
         include_usage=head["include_usage"],
         echoes=tuple(map(take, head["echoes"])),
         calls=None if head["calls"] is None else _calls(*head["calls"]),
+        thinking=None if head["thinking"] is None else Thinking(*head["thinking"]),
         names=head["names"],
         kept=head["kept"],
         silent=head["silent"],

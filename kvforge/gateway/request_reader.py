@@ -17,13 +17,14 @@ from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.parsed_request import Calls, ParsedRequest
+from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
+from kvforge.gateway.thinking import thinking_after
 from kvforge.gateway.tool_use import tool_calls
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
@@ -114,7 +115,9 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls)
+        is_free = guide is None or (calls is not None and not calls.forced)
+        thinking = thinking_after(self._model, prompt) if is_free else None
+        return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls, thinking=thinking)
 
     def _asked(
         self,
@@ -126,6 +129,7 @@ class RequestReader:
         echoes: Sequence[bytes] = (),
         guide: GuidedDecoding | None = None,
         calls: Calls | None = None,
+        thinking: Thinking | None = None,
     ) -> ParsedRequest:
         vocab_size = self._model.manifest.vocab_size
         params = sampling_params(
@@ -143,6 +147,7 @@ class RequestReader:
             include_usage=usage,
             echoes=tuple(echoes),
             calls=calls,
+            thinking=thinking,
             names=names,
         )
 

@@ -5,34 +5,57 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
+from kvforge.gateway.answer_reader import AnswerReader
+from kvforge.gateway.call_events import Arguments, CallBegins, Event, Reasoning
 from kvforge.gateway.generation import Delta, Generation
 from kvforge.gateway.response_formats import Parts, dumps
-from kvforge.gateway.tool_answers import CallCollector, call_id
+from kvforge.gateway.tool_answers import call_id
 
 
-class _Item:
-    """A message or a function call; `text` is the message's text or the call's arguments, as the inside of a JSON
-    string."""
+class _TextItem:
+    """A message; `text` is the inside of a JSON string."""
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
+    kind, part_kind = "message", "output_text"
+    _prefix, _head, _of_part = "msg", b'"role":"assistant"', b'"annotations":[],"logprobs":[],'
+    of_delta = b'"logprobs":[],'
+
+    def __init__(self) -> None:
         self.text = bytearray()
-        kind = "msg" if name is None else "fc"
-        self.id = f"{kind}_{secrets.token_hex(16)}"
-        self.call_id = None if name is None else call_id()
+        self.id = f"{self._prefix}_{secrets.token_hex(16)}"
 
     def part(self, text: bytes) -> bytes:
-        return b'{"type":"output_text","annotations":[],"logprobs":[],"text":"%b"}' % text
+        return b'{"type":"%b",%b"text":"%b"}' % (self.part_kind.encode(), self._of_part, text)
 
     def written(self, status: str, empty: bool = False) -> bytes:
         """The item as JSON; `empty` as it begins."""
-        head = {"id": self.id, "status": status}
-        if self.name is None:
-            content = b"" if empty else self.part(bytes(self.text))
-            return b'%b,"type":"message","role":"assistant","content":[%b]}' % (dumps(head)[:-1].encode(), content)
-        call = {**head, "type": "function_call", "call_id": self.call_id, "name": self.name}
+        head = dumps({"id": self.id, "status": status, "type": self.kind})[:-1].encode()
+        return b'%b,%b,"content":[%b]}' % (head, self._head, b"" if empty else self.part(bytes(self.text)))
+
+
+class _ReasoningItem(_TextItem):
+    """What comes before the message."""
+
+    kind, part_kind = "reasoning", "reasoning_text"
+    _prefix, _head, _of_part = "rs", b'"summary":[]', b""
+    of_delta = b""
+
+
+class _CallItem:
+    """A function call; `text` is its arguments as the inside of a JSON string."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = bytearray()
+        self.id = f"fc_{secrets.token_hex(16)}"
+        self._call_id = call_id()
+
+    def written(self, status: str, empty: bool = False) -> bytes:
+        """The item as JSON; `empty` as it begins."""
+        call = {"id": self.id, "status": status, "type": "function_call", "call_id": self._call_id, "name": self.name}
         return b'%b,"arguments":"%b"}' % (dumps(call)[:-1].encode(), b"" if empty else bytes(self.text))
+
+
+_Item = _TextItem | _CallItem
 
 
 class ResponsesFormat:
@@ -40,7 +63,7 @@ class ResponsesFormat:
 
     def __init__(self, generation: Generation) -> None:
         asked = generation.asked
-        self._collector = None if asked.calls is None else CallCollector(asked.calls)
+        self._reader = AnswerReader(asked)
         self._streamed = asked.stream
         self._items: list[_Item] = []
         self._pending = bytearray()
@@ -65,16 +88,12 @@ class ResponsesFormat:
 
     def add(self, delta: Delta) -> None:
         ended = delta.finish_reason is not None
-        if self._collector is not None:
-            events = self._collector.push(delta.text, ended)
-        else:
-            events = [Text(delta.text)] if delta.text else []
-        for event in events:
+        for event in self._reader.push(delta.text, ended):
             self._take(event)
         if ended:
             self._finish_reason = delta.finish_reason
             if not self._items:
-                self._open(None)
+                self._open(_TextItem())
             self._close(self._item_status(len(self._items) - 1))
 
     @property
@@ -103,35 +122,36 @@ class ResponsesFormat:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
     def _item_status(self, index: int) -> str:
-        """Only the last item can be incomplete: a message that the limit ended, a call without all its arguments."""
+        """Only the last item can be incomplete: a text that the limit ended, a call without all its arguments."""
         if index < len(self._items) - 1:
             return "completed"
-        if self._items[index].name is None:
+        if isinstance(self._items[index], _TextItem):
             return self._status
-        return "incomplete" if self._collector is not None and self._collector.is_cut else "completed"
+        return "incomplete" if self._reader.is_cut else "completed"
 
     def _take(self, event: Event) -> None:
         if isinstance(event, CallBegins):
             self._close("completed")
-            self._open(event.name)
+            self._open(_CallItem(event.name))
             return
-        if isinstance(event, Text) and (not self._items or self._items[-1].name is not None):
-            self._close("completed")
-            self._open(None)
+        if not isinstance(event, Arguments):
+            kind = _ReasoningItem if isinstance(event, Reasoning) else _TextItem
+            if not self._items or type(self._items[-1]) is not kind:
+                self._close("completed")
+                self._open(kind())
         item = self._items[-1]
         written = dumps(event.text)[1:-1].encode()
         item.text += written
         self._held += len(written)
-        if isinstance(event, Arguments):
-            self._say("function_call_arguments.delta", b'"delta":"%b"' % written)
+        if isinstance(item, _TextItem):
+            self._say(f"{item.part_kind}.delta", b'"content_index":0,%b"delta":"%b"' % (item.of_delta, written))
         else:
-            self._say("output_text.delta", b'"content_index":0,"logprobs":[],"delta":"%b"' % written)
+            self._say("function_call_arguments.delta", b'"delta":"%b"' % written)
 
-    def _open(self, name: str | None) -> None:
-        item = _Item(name)
+    def _open(self, item: _Item) -> None:
         self._items.append(item)
         self._say("output_item.added", b'"item":%b' % item.written("in_progress", empty=True), of_item=False)
-        if name is None:
+        if isinstance(item, _TextItem):
             self._say("content_part.added", b'"content_index":0,"part":%b' % item.part(b""))
 
     def _close(self, status: str) -> None:
@@ -140,8 +160,8 @@ class ResponsesFormat:
             return
         item = self._items[-1]
         text = bytes(item.text)
-        if item.name is None:
-            self._say("output_text.done", b'"content_index":0,"logprobs":[],"text":"%b"' % text)
+        if isinstance(item, _TextItem):
+            self._say(f"{item.part_kind}.done", b'"content_index":0,%b"text":"%b"' % (item.of_delta, text))
             self._say("content_part.done", b'"content_index":0,"part":%b' % item.part(text))
         else:
             name = dumps(item.name).encode()
@@ -170,10 +190,11 @@ class ResponsesFormat:
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": usage["total_tokens"],
     }

@@ -18,6 +18,7 @@ MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Entries of `metadata`, and characters of a key and of a value."""
 ITEM_FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
+    "reasoning": ("content", "summary"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
 }
@@ -27,6 +28,7 @@ ITEM_WITHOUT_EFFECT = {
     "status": "it says how an item of an earlier answer ended",
 }
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_REASONING_PARTS = ("reasoning_text", "summary_text")
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
@@ -99,8 +101,11 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(given):
         message = _message(f"input[{index}]", item)
-        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
+        if last and "tool_calls" in message:
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif message["role"] == "assistant" and last.keys() == {"role", "content", "reasoning_content"}:
+            last["content"] = message["content"]
         else:
             messages.append(message)
     return messages
@@ -110,11 +115,15 @@ def _message(name: str, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in ITEM_FIELDS:
         raise bad_field(
-            name, "must be a message, a function_call or a function_call_output; other items are not supported"
+            name,
+            "must be a message, a reasoning, a function_call or a function_call_output; other items are not supported",
         )
     refuse_others(name, item, ("type", *ITEM_FIELDS[kind], *ITEM_WITHOUT_EFFECT))
     if kind == "message":
         return {"role": item.get("role"), "content": _content(f"{name}.content", item.get("content"))}
+    if kind == "reasoning":
+        texts = [_content(f"{name}.{field}", item.get(field) or "", _REASONING_PARTS) for field in ITEM_FIELDS[kind]]
+        return {"role": "assistant", "content": "", "reasoning_content": texts[0] or texts[1]}
     if kind == "function_call":
         for field in ("call_id", "name", "arguments"):
             if not isinstance(item.get(field), str):
@@ -128,15 +137,15 @@ def _message(name: str, item: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
 
 
-def _content(name: str, content: Any) -> str:
+def _content(name: str, content: Any, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_field(name, "must be text or a list of text parts")
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise bad_field(f"{name}[{index}]", "is no input_text or output_text; the model reads only text")
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            raise bad_field(f"{name}[{index}]", f"is no {kinds[0]} or {kinds[1]}; the model reads only text")
         refuse_others(f"{name}[{index}]", part, (*PART_FIELDS, *PART_WITHOUT_EFFECT))
     return "".join(part["text"] for part in content)
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions with tools: messages and deltas in which calls stand beside the text."""
+"""/v1/chat/completions with reasoning and tools: messages and deltas in which they stand beside the content."""
 
 import json
 import secrets
@@ -6,12 +6,11 @@ import string
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
-from kvforge.gateway.call_reader import CallReader
+from kvforge.gateway.answer_reader import AnswerReader
+from kvforge.gateway.call_events import CallBegins, Reasoning, Text
 from kvforge.gateway.generation import Delta, Generation
-from kvforge.gateway.parsed_request import Calls
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.response_formats import ChatFormat, Choice, Parts, dumps
-from kvforge.gateway.tool_formats import formats
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
@@ -32,79 +31,55 @@ class Call:
     sent: bool = False
 
 
-class CallCollector:
-    """Tells a growing answer's text and calls apart."""
+class _ReadChoice:
+    """What is known of a choice beside its content; `reasoning` as the inside of a JSON string, streamed what is not
+    sent of it."""
 
-    def __init__(self, asked: Calls) -> None:
-        form = formats()[asked.format]
-        notation = form.notation.with_tokens(asked.tokens)
-        all_guided = asked.forced or form.notation.begins in asked.tokens
-        heads = None if all_guided else {form.head(name): name for name in asked.names}
-        self._reader = CallReader(notation, frozenset(asked.names), asked.forced, heads)
-        self._parallel = asked.parallel
-        self._num_calls = 0
-        self._unsaid = asked.prefix
-        """What the prompt says of the answer already, which is no content where no call follows."""
-        self._reader.push(asked.prefix.replace(form.notation.begins, notation.begins))
-
-    @property
-    def is_cut(self) -> bool:
-        """The last call that counts lacks some of its arguments."""
-        return self._reader.in_call and (self._parallel or self._num_calls == 1)
-
-    def push(self, text: str, ended: bool) -> list[Event]:
-        """The events of a piece; only the first call's where several are not wanted."""
-        events = self._reader.push(text) + (self._reader.end() if ended else [])
-        kept = []
-        for event in events:
-            self._num_calls += isinstance(event, CallBegins)
-            if isinstance(event, Text) and self._unsaid:
-                event, self._unsaid = Text(event.text.removeprefix(self._unsaid)), ""
-            if isinstance(event, Text) or self._parallel or self._num_calls == 1:
-                kept.append(event)
-        return kept
-
-
-class _ToolChoice:
-    def __init__(self, asked: Calls) -> None:
-        self.collector = CallCollector(asked)
+    def __init__(self, asked: ParsedRequest) -> None:
+        self.reader = AnswerReader(asked)
+        self.reasoning = bytearray()
         self.calls: list[Call] = []
         self.num_bytes = 0
 
+    def take_reasoning(self) -> bytes:
+        """Clients read it under one of two names."""
+        text, self.reasoning = bytes(self.reasoning), bytearray()
+        return b'"reasoning_content":"%b","reasoning":"%b"' % (text, text)
 
-class ToolChatFormat(ChatFormat):
-    """As ChatFormat, for a request with functions that may be called."""
+
+class ReadChatFormat(ChatFormat):
+    """As ChatFormat, for an answer that may hold reasoning or calls."""
 
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
-        assert generation.asked.calls is not None
-        self._calls = generation.asked.calls
-        self._of_choice: dict[int, _ToolChoice] = {}
+        self._of_choice: dict[int, _ReadChoice] = {}
 
     def add(self, delta: Delta) -> None:
-        own = self._of_choice.setdefault(delta.index, _ToolChoice(self._calls))
-        events = own.collector.push(delta.text, delta.finish_reason is not None)
+        own = self._of_choice.setdefault(delta.index, _ReadChoice(self._asked))
+        events = own.reader.push(delta.text, delta.finish_reason is not None)
         text = "".join(event.text for event in events if isinstance(event, Text))
         before = own.num_bytes
         for event in events:
             if isinstance(event, CallBegins):
                 own.calls.append(Call(call_id(), event.name))
                 own.num_bytes += len(event.name)
-            elif isinstance(event, Arguments):
+            elif not isinstance(event, Text):
                 written = dumps(event.text)[1:-1].encode()
-                own.calls[-1].arguments += written
+                place = own.reasoning if isinstance(event, Reasoning) else own.calls[-1].arguments
+                place += written
                 own.num_bytes += len(written)
         self.num_bytes += own.num_bytes - before
-        whole = bool(own.calls) and not own.collector.is_cut
+        whole = bool(own.calls) and not own.reader.is_cut
         reason = "tool_calls" if delta.finish_reason == "stop" and whole else delta.finish_reason
         super().add(Delta(delta.index, text, delta.logprobs, reason, delta.stop_reason, delta.more))
 
     def _opening_content(self) -> bytes:
-        return b"null"
+        return b'""' if self._asked.calls is None else b"null"
 
     def _changes(self, index: int, choice: Choice) -> list[bytes]:
         own = self._of_choice[index]
-        changes = [b'"content":"%b"' % choice.take_text()] if choice.text else []
+        changes = [own.take_reasoning()] if own.reasoning else []
+        changes += [b'"content":"%b"' % choice.take_text()] if choice.text else []
         for position, call in enumerate(own.calls):
             if call.sent and not call.arguments:
                 continue
@@ -120,9 +95,12 @@ class ToolChatFormat(ChatFormat):
         return changes
 
     def _content(self, index: int, text: bytes) -> Parts:
-        calls = self._of_choice[index].calls
+        own = self._of_choice[index]
+        calls = own.calls
         yield from (b'"message":{"role":"assistant","content":', b"null" if calls and not text else b'"%b"' % text)
         yield b',"refusal":null'
+        if own.reasoning:
+            yield b"," + own.take_reasoning()
         for position, call in enumerate(calls):
             head: dict[str, Any] = {"id": call.id, "type": "function"}
             yield b',"tool_calls":[' if position == 0 else b","
@@ -133,4 +111,5 @@ class ToolChatFormat(ChatFormat):
 
 def chat_format(generation: Generation) -> ChatFormat:
     """How a chat's answer is written."""
-    return ChatFormat(generation) if generation.asked.calls is None else ToolChatFormat(generation)
+    asked = generation.asked
+    return ChatFormat(generation) if asked.calls is None and asked.thinking is None else ReadChatFormat(generation)

@@ -5,7 +5,6 @@ from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.functions import Tools
 from kvforge.gateway.guides import guide_field, guided_decoding
-from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.request_fields import Fields
@@ -35,7 +34,7 @@ def tool_calls(
         )
     names = tuple(function.name for function in tools.functions)
     prefix = model.tool_format.prefix if tools.forced else ""
-    tokens = tuple(sorted({mark.removeprefix(TOKEN) for mark in model.marks.values()}))
+    tokens = tuple(sorted(model.marker_tokens(model.tool_format.markers)))
     calls = Calls(model.tool_format.name, names, prefix, tools.forced, tools.parallel, tokens)
     try:
         if tools.forced:

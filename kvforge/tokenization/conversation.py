@@ -6,6 +6,7 @@ from typing import Any
 
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.tokenization.chat_template import OWN_NAMES, ChatTemplate
+from kvforge.tokenization.cut_json import cut_object
 
 MAX_ARGUMENTS_BYTES = 16 << 10
 """Of the arguments of a template as JSON."""
@@ -175,11 +176,8 @@ def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) 
         _refuse_others(f"{name}[{index}].function", function, CALLED_FIELDS)
         if not isinstance(call.get("id", ""), str):
             raise FieldError(f"{name}[{index}].id", "must be text")
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
+        arguments = cut_object(function["arguments"] or "{}")
+        if arguments is None:
             raise FieldError(f"{name}[{index}].function.arguments", "must be a JSON object as text")
         written = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         calls.append({"id": template_id(call["id"]), **written} if "id" in call else written)

@@ -75,6 +75,17 @@ function request(text) {
   return ["v1/chat/completions", { ...body, messages: [...first, ...messages, { role: "user", content: text }] }];
 }
 
+// The text of a fold before the answer, in which its reasoning is.
+function folded(answer) {
+  const fold = document.createElement("details");
+  const title = document.createElement("summary");
+  title.textContent = "Reasoning";
+  const text = document.createTextNode("");
+  fold.append(title, text);
+  answer.before(fold);
+  return text;
+}
+
 async function ask() {
   const text = byId("text").value;
   if (open || !model || !text.trim()) {
@@ -95,6 +106,7 @@ async function ask() {
   }
   const answer = document.createTextNode("");
   said.append(answer);
+  let thought = null;
   log.scrollTop = log.scrollHeight;
   byId("text").value = "";
   busy(true);
@@ -113,6 +125,12 @@ async function ask() {
       times.usage = event.usage ?? times.usage;
       const choice = event.choices[0];
       const piece = choice?.delta?.content ?? choice?.text ?? "";
+      const reasoning = choice?.delta?.reasoning_content;
+      if (reasoning) {
+        times.first ||= performance.now();
+        thought ||= folded(answer);
+        following(() => (thought.data += reasoning));
+      }
       times.reason = choice?.finish_reason ?? times.reason;
       if (piece) {
         times.first ||= performance.now();

@@ -63,6 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--api-key-file": (["DIR/a.json"], ["DIR/b.json"], GATEWAY), "--served-model-name": (["a"], ["b"], GATEWAY),
         "--chat-template": (["DIR/a.jinja"], ["DIR/b.jinja"], GATEWAY),
         "--tool-call-format": (["hermes"], ["mistral"], GATEWAY), "--no-page": ([], None, GATEWAY),
+        "--reasoning-format": (["think"], ["none"], GATEWAY),
         "--open-page": ([], None, GATEWAY),
         **{name: (*SAMPLING[name][:2], GATEWAY) for name in ("--generation-config", "--temperature", "--top-k",
            "--top-p", "--min-p", "--repetition-penalty")},

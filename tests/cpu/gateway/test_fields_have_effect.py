@@ -113,6 +113,7 @@ def in_call(name: str, value: Any) -> dict[str, Any]:
 def item(kind: str) -> Callable[[str, Any], dict[str, Any]]:
     items = {
         "message": {"role": "user", "content": "x"},
+        "reasoning": {"type": kind},
         "function_call": {"type": kind, "call_id": "c", "name": "f", "arguments": "{}"},
         "function_call_output": {"type": kind, "call_id": "c", "output": "x"},
     }
@@ -125,6 +126,10 @@ def in_format(name: str, value: Any) -> dict[str, Any]:
 
 ITEMS = {
     "message": {"role": Pair("user", "system"), "content": Pair("a", "b")},
+    "reasoning": {
+        "content": Pair([{"type": "reasoning_text", "text": "a"}], [{"type": "reasoning_text", "text": "b"}]),
+        "summary": Pair([{"type": "summary_text", "text": "a"}], [{"type": "summary_text", "text": "b"}]),
+    },
     "function_call": {"call_id": Pair("a", "b"), "name": Pair("f", "g"), "arguments": Pair("{}", '{"a": 1}')},
     "function_call_output": {"call_id": Pair("a", "b"), "output": Pair("a", "b")},
 }

@@ -216,7 +216,7 @@ DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "required", "continue_final_message": True, "add_generation_prompt": False},
          "continue_final_message"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
          "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ],

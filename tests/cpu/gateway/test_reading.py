@@ -19,7 +19,7 @@ from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
-from kvforge.gateway.parsed_request import Calls, ParsedRequest, pack, unpack
+from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking, pack, unpack
 from kvforge.gateway.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, Reading
 from kvforge.gateway.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
@@ -128,7 +128,8 @@ def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoi
 def test_asked_survives_the_way() -> None:
     asked = ParsedRequest(
         b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""),
-        Calls("hermes", ("f", "é"), "<t>\n", True, False), {"guide": "tools"}, 1, True, False, {"metadata": {"a": "é"}},
+        Calls("hermes", ("f", "é"), "<t>\n", True, False), Thinking("think", True, {"</t>": 5}),
+        {"guide": "tools"}, 1, True, False, {"metadata": {"a": "é"}},
     )  # fmt: skip
     assert unpack(pack(asked)) == asked and asked.num_prompt_tokens == 3
     with pytest.raises(ApiError) as found:

@@ -1,0 +1,67 @@
+"""Qwen 3, DeepSeek R1, GLM 4.5, SmolLM3 and others: <think> and </think> around the reasoning, which comes first. Some
+templates write <think> themselves, at the end of the prompt."""
+
+from collections.abc import Callable
+
+from kvforge.gateway.call_events import Reasoning, Text
+from kvforge.gateway.reasoning_format import ReasoningFormat, certain_length, plain
+
+_BEGINS, _ENDS = "<think>", "</think>"
+
+
+class _ThinkReader:
+    """Line breaks around the reasoning and before the content are part of neither. What begins later than the answer is
+    content."""
+
+    def __init__(self, opened: bool, marker: Callable[[str], str]) -> None:
+        self._begins, self._ends = marker(_BEGINS), marker(_ENDS)
+        self._held = ""
+        self._step = self._reasoning if opened else self._start
+        self._said = False
+        """Some of what the step gives out is out already."""
+
+    def push(self, text: str, ended: bool) -> list[Reasoning | Text]:
+        self._held += text
+        events: list[Reasoning | Text] = []
+        step = None
+        while step != self._step:
+            step = self._step
+            events += step(ended)
+        return events
+
+    def _start(self, ended: bool) -> list[Reasoning | Text]:
+        text = self._held.lstrip()
+        if text.startswith(self._begins):
+            self._held, self._step = text.removeprefix(self._begins), self._reasoning
+        elif ended or not self._begins.startswith(text):
+            self._step, self._said = self._content, True
+        return []
+
+    def _reasoning(self, ended: bool) -> list[Reasoning | Text]:
+        if not self._said:
+            self._held = self._held.lstrip("\n")
+        text, found, rest = self._held.partition(self._ends)
+        if found:
+            text, self._held = text.rstrip("\n"), rest
+            self._step, self._said = self._content, False
+        else:
+            length = len(text) if ended else len(text[: certain_length(text, (self._ends,))].rstrip("\n"))
+            text, self._held = text[:length], text[length:]
+            self._said |= bool(text)
+        return [Reasoning(plain(text))] if text else []
+
+    def _content(self, ended: bool) -> list[Reasoning | Text]:
+        text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
+        self._said |= bool(text)
+        return [Text(plain(text))] if text else []
+
+
+FORMAT = ReasoningFormat(
+    name="think",
+    signs=(_ENDS,),
+    foreign=("<|channel|>", "<response>"),
+    markers=(_BEGINS, _ENDS),
+    reader=_ThinkReader,
+    begins=_BEGINS,
+    ends=_ENDS,
+)
