@@ -115,8 +115,8 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        is_free = guide is None or (calls is not None and not calls.forced)
-        thinking = thinking_after(self._model, prompt) if is_free else None
+        is_guided = guide is not None and (calls is None or calls.forced)
+        thinking = thinking_after(self._model, prompt, is_guided)
         return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls, thinking=thinking)
 
     def _asked(

@@ -103,10 +103,13 @@ def test_calls_after_it(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert (call.function.name, call.function.arguments) == ("f", "{}")
 
 
-def test_what_a_guide_writes_is_content(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_a_guide_writes_the_answer(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """Though the prompt has begun the reasoning; a guide that begins it itself is heeded."""
+    say(triton, '{"a": 5}')
+    form = {"structured_outputs": {"regex": ".*"}, "chat_template_kwargs": {"thinks": True}}
+    assert answers(client, extra_body=form) == 2 * [(None, '{"a": 5}', "stop")]
     say(triton, "<think>x</think>y")
-    form = {"extra_body": {"structured_outputs": {"regex": ".*"}}}
-    assert answers(client, **form) == 2 * [(None, "<think>x</think>y", "stop")]
+    assert answers(client, extra_body=form) == 2 * [("x", "y", "stop")]
 
 
 def test_it_is_left_in_the_text_where_that_is_asked_for(
