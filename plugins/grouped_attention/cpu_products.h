@@ -2,6 +2,8 @@
 // whatever rows are beside it. Compiled once per instruction set: everything here has internal linkage.
 #pragma once
 
+#include <type_traits>
+
 #include "grouped_attention/cpu_arithmetic.h"
 
 namespace kvforge {
@@ -15,22 +17,17 @@ constexpr int kMaxRows = 2;
 constexpr int kMaxRows = 1;
 #endif
 
-template <int N>
-struct RowCount {
-  static constexpr int value = N;
-};
-
-// Calls body(row, RowCount) for as many rows at once as there are.
+// Calls body(row, count) for as many rows at once as there are.
 template <typename Body>
 inline __attribute__((always_inline)) void in_row_groups(int64_t rows, const Body& body) {
   int64_t r = 0;
   if constexpr (kMaxRows >= 8)
-    for (; r + 8 <= rows; r += 8) body(r, RowCount<8>());
+    for (; r + 8 <= rows; r += 8) body(r, std::integral_constant<int, 8>());
   if constexpr (kMaxRows >= 4)
-    for (; r + 4 <= rows; r += 4) body(r, RowCount<4>());
+    for (; r + 4 <= rows; r += 4) body(r, std::integral_constant<int, 4>());
   if constexpr (kMaxRows >= 2)
-    for (; r + 2 <= rows; r += 2) body(r, RowCount<2>());
-  for (; r < rows; ++r) body(r, RowCount<1>());
+    for (; r + 2 <= rows; r += 2) body(r, std::integral_constant<int, 2>());
+  for (; r < rows; ++r) body(r, std::integral_constant<int, 1>());
 }
 
 // Adds the products of Rows rows of terms, `stride` apart, with the 16 columns of two tiles, one below the other: of codes,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace kvforge {
 namespace {
@@ -156,11 +157,6 @@ struct Bf16 {
   static void dot() { tile_dot_bf16<C, A, B>(); }
 };
 
-template <int T>
-struct TileNumber {
-  static constexpr int value = T;
-};
-
 // Sums of two tiles of rows by two of columns, in tiles 0 to 3. They are stored while the next ones are computed: a store
 // that waits for its product holds up the products behind it.
 class FourSums {
@@ -178,17 +174,17 @@ class FourSums {
       begin(tile, sums + offset(tile.value));
     };
     const auto step = [&](int64_t s, bool first) __attribute__((always_inline)) {
-      left(TileNumber<4>(), s);
-      right(TileNumber<6>(), s);
-      if (first) start(TileNumber<0>());
+      left(std::integral_constant<int, 4>(), s);
+      right(std::integral_constant<int, 6>(), s);
+      if (first) start(std::integral_constant<int, 0>());
       Dot::template dot<0, 4, 6>();
-      right(TileNumber<7>(), s);
-      if (first) start(TileNumber<1>());
+      right(std::integral_constant<int, 7>(), s);
+      if (first) start(std::integral_constant<int, 1>());
       Dot::template dot<1, 4, 7>();
-      left(TileNumber<5>(), s);
-      if (first) start(TileNumber<2>());
+      left(std::integral_constant<int, 5>(), s);
+      if (first) start(std::integral_constant<int, 2>());
       Dot::template dot<2, 5, 6>();
-      if (first) start(TileNumber<3>());
+      if (first) start(std::integral_constant<int, 3>());
       Dot::template dot<3, 5, 7>();
       after();
     };

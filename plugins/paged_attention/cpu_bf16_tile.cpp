@@ -80,9 +80,9 @@ void weigh_values(int64_t columns, int64_t depth, const bf16* a, int64_t lda, co
   };
   while (j < columns) {
     const int64_t vectors = (columns - j) / 16;
-    if (vectors >= 3 && vectors != 4) columns_of(Count<3>());
-    else if (vectors >= 2) columns_of(Count<2>());
-    else columns_of(Count<1>());
+    if (vectors >= 3 && vectors != 4) columns_of(std::integral_constant<int, 3>());
+    else if (vectors >= 2) columns_of(std::integral_constant<int, 2>());
+    else columns_of(std::integral_constant<int, 1>());
   }
 }
 

@@ -16,13 +16,13 @@ namespace {
 template <typename Pool>
 constexpr int64_t kSlabOver = ScoresOver<Pool>::kParts == 1 ? 64 : 32;
 
-// Calls part(Count<0>()) to part(Count<Tiles - 1>()): the number of a tile has to be a constant.
+// Calls part(0) to part(Tiles - 1): the number of a tile has to be a constant.
 template <int Tiles, typename Part>
 inline __attribute__((always_inline)) void for_tiles(const Part& part) {
-  part(Count<0>());
-  if constexpr (Tiles > 1) part(Count<1>());
-  if constexpr (Tiles > 2) part(Count<2>());
-  if constexpr (Tiles > 3) part(Count<3>());
+  part(std::integral_constant<int, 0>());
+  if constexpr (Tiles > 1) part(std::integral_constant<int, 1>());
+  if constexpr (Tiles > 2) part(std::integral_constant<int, 2>());
+  if constexpr (Tiles > 3) part(std::integral_constant<int, 3>());
 }
 
 // scores[16 * Tiles keys, 16 rows], over `steps` tiles of the depth; keys(step, i) is where rows of the i-th tile of keys
