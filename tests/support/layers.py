@@ -2,7 +2,7 @@
 
 ``tests/durations.json`` has the seconds of files and of their longer tests, as measured on one machine (it says which):
 core time or wall clock, whichever is more. Only their proportions matter. ``python -m tests.support.layers LEDGER``
-writes it from the ledger of a run.
+writes those of the files that the ledger of a run has, and leaves the others as they are.
 """
 
 import json
@@ -103,7 +103,10 @@ def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    measured = {"seconds on": machine.partition(": ")[2], "files": durations_of(read(Path(sys.argv[1])))}
+    known = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
+    files = {file: each for file, each in known.items() if (ROOT / file).is_file()}
+    files |= durations_of(read(Path(sys.argv[1])))
+    measured = {"seconds on": machine.partition(": ")[2], "files": dict(sorted(files.items()))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

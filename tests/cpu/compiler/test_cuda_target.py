@@ -22,6 +22,7 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.targets import load_target
 from kvforge.runtime.sessions import cuda as cuda_session
 from plugins import cuda_ops
+from tests.support.models.kept_answers import kept_answer
 from tests.support.sessions.fake import fake_manifest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,16 +41,25 @@ def run_module(*arguments: str, **environment: str) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def graphs() -> dict[str, Any]:
-    graphs = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16", "upper:shadowkv")
-    return run_module("tests.support.cuda.offline", *graphs, TRITON_INTERPRET="0")
+GRAPHS = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16", "upper:shadowkv")
+IN_PIECES = ("lower:bfloat16:8", "upper:shadowkv:8")
 
 
 @pytest.fixture(scope="module")
-def pieces() -> dict[str, list[dict[str, Any]]]:
-    graphs = ("lower:bfloat16:8", "upper:shadowkv:8")
-    return run_module("tests.support.cuda.offline", *graphs, TRITON_INTERPRET="0")
+def offline() -> dict[str, Any]:
+    """What Inductor would generate code for; sources alone decide it."""
+    program, asked = "tests.support.cuda.offline", (*GRAPHS, *IN_PIECES)
+    return kept_answer(program, asked, lambda: run_module(program, *asked, TRITON_INTERPRET="0"), ["triton"])
+
+
+@pytest.fixture(scope="module")
+def graphs(offline: dict[str, Any]) -> dict[str, Any]:
+    return {name: offline[name] for name in GRAPHS}
+
+
+@pytest.fixture(scope="module")
+def pieces(offline: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {name: offline[name] for name in IN_PIECES}
 
 
 def names(graph: dict[str, Any]) -> list[str]:

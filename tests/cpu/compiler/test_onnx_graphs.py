@@ -30,19 +30,18 @@ BFLOAT16 = OnnxCase("qwen3", 1, 1, "fp8", "bfloat16", (("num_hidden_layers", 2),
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, full: bool):
-    """Exports of the cases by name, made when first asked for."""
-    engines: dict[str, ExportedEngine] = {}
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, full: bool) -> ExportedEngine:
+    """The export of a case."""
+    name = request.param
+    if name in LONG and not full:
+        pytest.skip("a further format; make test-full has it")
+    graphs = ("lower", "upper", "verify") if name == "swiftkv" else ("lower", "upper")
+    return export_case(CASES.get(name, BFLOAT16), tmp_path_factory.mktemp("onnx"), graphs)
 
-    def get(name: str) -> ExportedEngine:
-        if name in LONG and not full:
-            pytest.skip("a further format; make test-full has it")
-        if name not in engines:
-            graphs = ("lower", "upper", "verify") if name == "swiftkv" else ("lower", "upper")
-            engines[name] = export_case(CASES.get(name, BFLOAT16), tmp_path_factory.mktemp("onnx"), graphs)
-        return engines[name]
 
-    return get
+def of(*names: str) -> pytest.MarkDecorator:
+    """Runs a test on the exports of these cases."""
+    return pytest.mark.parametrize("engine", names, indirect=True)
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -50,10 +49,9 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in (61, 1, 38)]
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_logits_equal_the_all_token_reference(name: str, exported) -> None:
+@of(*EXACT)
+def test_logits_equal_the_all_token_reference(engine: ExportedEngine) -> None:
     """Prompt chunks, mixed and decode steps, with the pools carried from step to step."""
-    engine: ExportedEngine = exported(name)
     graphs, sequences = OnnxGraphs(engine), prompts(engine.config.vocab_size)
     weights = load_weights(engine.checkpoint)
     expected = [reference_logits(engine.config, weights, torch.tensor(tokens)) for tokens in sequences]
@@ -91,13 +89,12 @@ def torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tup
     return lower.eval(), upper.eval()
 
 
-@pytest.mark.parametrize("name", EIGHT_BIT)
-def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: pytest.MonkeyPatch) -> None:
+@of(*EIGHT_BIT)
+def test_8_bit_caches_equal_the_torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all stored numbers are the same; one that is not is off by one step of its format.
 
     Each step starts from torch's pools: a number that rounds the other way must not be met again in later steps.
     """
-    engine: ExportedEngine = exported(name)
     graphs, (lower, upper) = OnnxGraphs(engine), torch_graphs(engine, monkeypatch)
     pools = empty_pools(engine, NUM_PAGES)
     rounding = model_error(engine.config, TOKENS)
@@ -125,16 +122,17 @@ def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: p
                 assert (one.float() != other.float()).float().mean() <= FEW_CODES
 
 
-def test_the_verify_graph_runs(exported) -> None:
+@of("swiftkv")
+def test_the_verify_graph_runs(engine: ExportedEngine) -> None:
     from plugins.speculative_verify.cases import random_case as speculative_verify_case
     from tests.support.onnx.nodes import OnnxSession
 
-    session = OnnxSession(str(exported("swiftkv").file("verify")))
+    session = OnnxSession(str(engine.file("verify")))
     assert session.outputs == ["accepted", "next_token"]
     checked = 0
     for seed in range(200):
         logits, *others = speculative_verify_case(seed)
-        vocab_size = exported("swiftkv").config.vocab_size
+        vocab_size = engine.config.vocab_size
         if logits.shape[1] > vocab_size or not logits.shape[0]:
             continue
         padding = (0, vocab_size - logits.shape[1])
@@ -147,16 +145,15 @@ def test_the_verify_graph_runs(exported) -> None:
     assert checked > 50
 
 
-@pytest.mark.parametrize("name", [*CASES, "bfloat16"])
-def test_tensorrt_supports_every_standard_node(name: str, exported) -> None:
-    engine: ExportedEngine = exported(name)
+@of(*CASES, "bfloat16")
+def test_tensorrt_supports_every_standard_node(engine: ExportedEngine) -> None:
     for file in sorted(engine.folder.glob("*.onnx")):
         model = onnx.load(file, load_external_data=False)
         assert unsupported(model) == [], file.name
 
 
-def test_the_same_model_gives_the_same_bytes(exported, full: bool) -> None:
-    engine: ExportedEngine = exported("swiftkv")
+@of("swiftkv")
+def test_the_same_model_gives_the_same_bytes(engine: ExportedEngine, full: bool) -> None:
     for graph in ("lower", "upper", "verify") if full else ("lower",):
         again = engine.folder / f"again-{graph}.onnx"
         write_onnx(graph, engine.config, engine.options, again, engine.weights)
@@ -164,9 +161,9 @@ def test_the_same_model_gives_the_same_bytes(exported, full: bool) -> None:
         again.unlink()
 
 
-def test_what_memory_held_before_changes_nothing(exported, monkeypatch: pytest.MonkeyPatch) -> None:
+@of("qk norm, tied, int8")
+def test_what_memory_held_before_changes_nothing(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms of one size, of which none has values when the graph is made, stay apart though their memory is equal."""
-    engine: ExportedEngine = exported("qk norm, tied, int8")
     export = onnx_export.export_lower
 
     def emptied(*args: Any, **kwargs: Any) -> ExportedGraph:
@@ -181,8 +178,8 @@ def test_what_memory_held_before_changes_nothing(exported, monkeypatch: pytest.M
     assert again.read_bytes() == engine.file("lower").read_bytes()
 
 
-def test_files_hold_no_weights_and_no_paths(exported) -> None:
-    engine: ExportedEngine = exported("swiftkv")
+@of("swiftkv")
+def test_files_hold_no_weights_and_no_paths(engine: ExportedEngine) -> None:
     names = set()
     for graph in ("lower", "upper", "verify"):
         content = engine.file(graph).read_bytes()

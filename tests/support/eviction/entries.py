@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """One reading layer's query at position ``query`` saw ``num_slots`` entries and gave one of them ``weight``: the
     mean over the query heads of the entry's KV head."""
 

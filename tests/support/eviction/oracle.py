@@ -31,6 +31,8 @@ class _Sequence:
         self.config, self.kv_dtype, self.is_probing = config, kv_dtype, False
         self.weights = {name: tensor.double() for name, tensor in weights.items()}
         self.scales = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
+        self._frequencies = config.rope.inverse_frequencies(config.head_dim).double()
+        self._turns: dict[int, tuple[Tensor, Tensor]] = {}  # cosines and sines by position
         self.cosines: dict[int, dict[int, float]] = {owner: {} for owner in config.owners}
         self.lanes: dict[int, list[Lane]] = {owner: [[] for _ in range(config.num_kv_heads)] for owner in config.owners}
 
@@ -114,10 +116,11 @@ class _Sequence:
             scores = group @ torch.stack([entry.key for entry in lane]).T
             weights = (scores * self.config.head_dim**-0.5).softmax(-1)
             attended.append(weights @ torch.stack([entry.value for entry in lane]))
-            for entry, weight, largest in zip(lane, weights.mean(0).tolist(), weights.amax(0).tolist(), strict=True):
-                if self.is_probing:
+            if self.is_probing:
+                for entry, largest in zip(lane, weights.amax(0).tolist(), strict=True):
                     entry.probed = max(entry.probed, largest)
-                else:
+            else:
+                for entry, weight in zip(lane, weights.mean(0).tolist(), strict=True):
                     entry.looks.append(Look(position, weight, len(lane)))
         return torch.cat(attended).flatten()
 
@@ -144,9 +147,12 @@ class _Sequence:
 
     def rotate(self, x: Tensor, position: int) -> Tensor:
         """Rotate ``[heads, head_dim]``: element i and i + head_dim/2 are the two sides of a plane."""
-        angles = position * self.config.rope.inverse_frequencies(self.config.head_dim).double()
+        if position not in self._turns:
+            angles = position * self._frequencies
+            self._turns[position] = angles.cos(), angles.sin()
+        cosines, sines = self._turns[position]
         one, other = x.chunk(2, dim=-1)
-        return torch.cat((one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()), dim=-1)
+        return torch.cat((one * cosines - other * sines, other * cosines + one * sines), dim=-1)
 
 
 @torch.no_grad()

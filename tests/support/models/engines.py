@@ -111,7 +111,19 @@ LONG = EngineSpec(
 )  # fmt: skip
 """A context so long that a request can outlast every wait of a test, unless it is cancelled."""
 
-SHARED = (LONG, SWIFTKV, PLAIN, SWIFTKV_FP8, AWKWARD, EARLY_EXIT, INT8_WEIGHTS, INT4_WEIGHTS, SHADOWKV, EVICTING)
+SHARED = (
+    LONG,
+    SWIFTKV,
+    PLAIN,
+    SWIFTKV_BF16,
+    SWIFTKV_FP8,
+    AWKWARD,
+    EARLY_EXIT,
+    INT8_WEIGHTS,
+    INT4_WEIGHTS,
+    SHADOWKV,
+    EVICTING,
+)
 """Those that a run without ``--full`` wants compiled."""
 
 

@@ -45,6 +45,7 @@ class EagerSession(Session):
         plugins.load_library()
         self.config, self.options = config, options
         self.manifest = dataclasses.replace(manifest_of(config, options), **tokens or {})
+        self._policy = self.manifest.policy
         self._weights = weights
         with torch.device("meta"):
             lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
@@ -78,11 +79,11 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._lower(*step.inputs, pools, policy_inputs(step, self.manifest.policy))
+        return self._lower(*step.inputs, pools, policy_inputs(step, self._policy))
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self.manifest.policy))
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self._policy))
 
     @torch.inference_mode()
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:

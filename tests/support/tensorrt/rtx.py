@@ -5,9 +5,7 @@
 calls `answer(trt, question)` of `tests.support.tensorrt.api_names` there; question and answer are JSON.
 """
 
-import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -45,24 +43,13 @@ def ask_rtx(program: str, question: Any) -> Any:
 
 
 def built_by_rtx(program: str, question: Any) -> Any:
-    """As ``ask_rtx`` where the answer depends on the product's sources and those of the tests' support alone: it is
-    built once for all runs of a tree, as engines are."""
-    from filelock import FileLock
-
-    from tests.support.models.shelf import shared_folder
+    """As ``ask_rtx`` where the answer depends on sources alone: it is kept with the engines of tests."""
+    from tests.support.models.kept_answers import kept_answer
 
     skip_without_rtx()
-    digest = hashlib.sha256(f"{program}\0{json.dumps(question)}".encode())
-    for file in sorted((ROOT / "tests" / "support").rglob("*.py")):
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    digest.update(importlib.metadata.version("tensorrt-rtx-cu13-bindings").encode())
-    kept = shared_folder() / f"rtx-{program}-{digest.hexdigest()[:16]}.json"
-    with FileLock(f"{kept}.lock"):
-        if not kept.is_file():
-            half = kept.with_suffix(".half")
-            half.write_text(json.dumps(ask_rtx(program, question)))
-            half.rename(kept)
-        return json.loads(kept.read_text())
+    versions = ("tensorrt-rtx-cu13-bindings", "onnx")
+    module = f"tests.support.tensorrt.{program}"
+    return kept_answer(module, question, lambda: ask_rtx(program, question), versions)
 
 
 def main(program: str) -> None:

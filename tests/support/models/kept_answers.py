@@ -1,0 +1,62 @@
+"""Answers of programs of ``tests/`` that ask what the product compiles, kept on the shelf: what sources alone decide is
+computed once for all runs of a tree, as engines are built once."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from tests.support.import_graph import imported_modules, module_name
+from tests.support.models.shelf import BUILT_FROM, ROOT, shared_folder
+
+PRODUCT = ("kvforge", "model_defs", "plugins")
+
+
+def kept_answer(program: str, question: Any, ask: Callable[[], Any], distributions: Sequence[str] = ()) -> Any:
+    """Return the JSON that ``ask()`` gives, of an earlier run where nothing that decides it has changed since.
+
+    Args:
+        program: the module that answers; it, and what it imports of ``tests/`` and of ``BUILT_FROM``, decides.
+        question: what it is asked, as JSON.
+        ask: runs the program.
+        distributions: installed ones whose versions decide too, besides those that decide engines.
+    """
+    digest = hashlib.sha256(json.dumps([program, question]).encode())
+    for file in sources(program):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for name in distributions:
+        digest.update(f"{name} {importlib.metadata.version(name)}\0".encode())
+    kept = shared_folder() / f"{program.rpartition('.')[2]}-{digest.hexdigest()[:16]}.json"
+    with FileLock(f"{kept}.lock"):
+        if not kept.is_file():
+            half = kept.with_suffix(".half")
+            half.write_text(json.dumps(ask()), encoding="utf-8")
+            half.rename(kept)
+        return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def sources(program: str) -> list[Path]:
+    """Return the files of ``tests/`` that a module consists of: its own, and those that it imports, however far.
+
+    Raises:
+        ValueError: one imports a part of the product that does not decide what is on the shelf.
+    """
+    files = {module_name(file.relative_to(ROOT)): file for file in (ROOT / "tests").rglob("*.py")}
+    decisive = tuple(name.removesuffix(".py").replace("/", ".") for name in BUILT_FROM)
+    found: set[str] = set()
+    left = [program]
+    while left:
+        module = left.pop()
+        if module in found:
+            continue
+        found.add(module)
+        for name in imported_modules(files[module], files):
+            if name in files:
+                left.append(name)
+            elif name.split(".")[0] in PRODUCT and not f"{name}.".startswith(tuple(f"{part}." for part in decisive)):
+                raise ValueError(f"{module} imports {name}, which decides nothing on the shelf: add it to BUILT_FROM.")
+    return sorted(files[module] for module in found)
