@@ -10,6 +10,14 @@ ONNX_NODES: dict[str, OnnxNode] = {node.name: node for nodes in NODES_OF.values(
 """Every node by its own name."""
 
 
+def forms_of(operator: str) -> list[list[OnnxNode]]:
+    """The steps of an operator in order, each with its forms: nodes with the same first input, one of which is made."""
+    found: dict[str, list[OnnxNode]] = {}
+    for node in NODES_OF[operator]:
+        found.setdefault(node.inputs[0], []).append(node)
+    return list(found.values())
+
+
 def calls() -> dict[str, list[OnnxNode]]:
     """The nodes that a call becomes, by the name of the torch operator that is called."""
     found: dict[str, list[OnnxNode]] = {}

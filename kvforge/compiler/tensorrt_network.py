@@ -5,6 +5,7 @@ and products in the dtype that was asked for.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -12,7 +13,17 @@ from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import ROPE_TABLES
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt.api import trt
-from kvforge.tensorrt.graph_tensors import INPUTS, RESULTS, WRITTEN, policy_inputs, role_of, written_roles
+from kvforge.tensorrt.graph_tensors import (
+    INPUTS,
+    RESULTS,
+    WRITTEN,
+    operators_of,
+    policy_inputs,
+    role_of,
+    written_roles,
+)
+from plugins.onnx_nodes import forms_of
+from plugins.paged_attention.trt import ATTENTIONS
 from plugins.trt_plugin import data_type
 
 _MATRIX = 2
@@ -21,7 +32,8 @@ _MATRIX = 2
 
 def check_network(network: trt.INetworkDefinition, graph: str, options: ResolvedOptions) -> None:
     """Check that the network has the graph's results and nothing else, returns each pool that the graph writes in the
-    memory that it came in, and has all weights and all products in the dtype of the engine.
+    memory that it came in, has the KV policy's plugins with each attention, and has all weights and all products in the
+    dtype of the engine.
 
     Raises:
         BuildError: naming the tensor or the layer that breaks a rule.
@@ -35,6 +47,8 @@ def check_network(network: trt.INetworkDefinition, graph: str, options: Resolved
     _check_results(network, graph, written)
     for pool in written:
         _check_in_place(graph, pool, producers)
+    if graph in ("lower", "upper"):
+        _check_policy(graph, layers, options)
     for layer in layers:
         _check_dtypes(graph, layer, options)
 
@@ -82,6 +96,18 @@ def _check_in_place(graph: str, pool: str, producers: dict[str, tuple[trt.ILayer
             where = f"returns {pool}{WRITTEN} in other memory than {pool}"
             _fail(graph, f"{where}: {layer.name} does not write it in place")
         name = layer.get_input(source).name
+
+
+def _check_policy(graph: str, layers: list[trt.ILayer], options: ResolvedOptions) -> None:
+    """Each attention has one plugin of each step of the KV policy's operators."""
+    found = Counter(_plugin(layer).plugin_name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3)
+    attentions = sum(found[name] for name in ATTENTIONS)
+    for operator in operators_of(options.policy):
+        for forms in forms_of(operator):
+            count = sum(found[node.name] for node in forms)
+            if count != attentions:
+                names = " or ".join(node.name for node in forms)
+                _fail(graph, f"has {count} plugins {names} for {attentions} attentions")
 
 
 def _check_dtypes(graph: str, layer: trt.ILayer, options: ResolvedOptions) -> None:

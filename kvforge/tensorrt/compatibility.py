@@ -8,14 +8,13 @@ from kvforge.manifest import Manifest
 from kvforge.tensorrt.installed import TITLES, flavour
 
 
-def check_plans(manifest: Manifest, engine_dir: Path, version: str, capability: tuple[int, int]) -> None:
-    """Check what the manifest says of the plans against the TensorRT that is imported and the GPU that is there.
+def check_builder(manifest: Manifest, engine_dir: Path, version: str) -> None:
+    """Check what the manifest says of the plans against the TensorRT that is imported; needs no GPU.
 
-    ``version`` is TensorRT's, ``capability`` the GPU's (major, minor). Plans of engines that do not say what built them
-    are left to TensorRT.
+    ``version`` is TensorRT's. Plans of engines that do not say what built them are left to TensorRT.
 
     Raises:
-        EngineError: they were built by another flavour, or another release, or for other GPUs.
+        EngineError: they were built by another flavour, or another release.
     """
     builder = manifest.plan_builder
     if builder is None:
@@ -31,6 +30,17 @@ def check_plans(manifest: Manifest, engine_dir: Path, version: str, capability: 
             f"{engine_dir} has plans of {TITLES[name]} {manifest.plan_version}, and this is {version}; install that "
             "release, or rebuild the engine here."
         )
+
+
+def check_gpu(manifest: Manifest, engine_dir: Path, capability: tuple[int, int]) -> None:
+    """Check the GPUs that the plans were built for, where the manifest says, against the one that is there, of the
+    compute capability (major, minor). Plans of engines that do not say what built them are left to TensorRT.
+
+    Raises:
+        EngineError: they were built for others.
+    """
+    if manifest.plan_builder is None:
+        return
     built_for = [tuple(map(int, each.split("."))) for each in manifest.plan_capabilities]
     if built_for and capability not in built_for and not (manifest.plan_is_portable and capability > min(built_for)):
         raise EngineError(

@@ -172,7 +172,10 @@ def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "tr
     try:
         with plan.open("wb") as file:
             writer = FileWriter(file)
-            built = bool(builder.build_serialized_network_to_stream(network, config, writer))
+            try:
+                built = bool(builder.build_serialized_network_to_stream(network, config, writer))
+            finally:
+                writer.finish()
         if writer.error is not None:
             raise writer.error
     except OSError as error:

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from plugins.benchmark import DTYPES, Benchmark, Benchmarks
+from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks
 from plugins.low_rank_key_reconstruct import OPERATOR, low_rank_key_reconstruct
 
 
@@ -13,20 +13,19 @@ def reconstruct(
 ) -> Benchmark:
     """Sequences of 8192 keys of which `keys` are selected per head, a share of them missed, in chunks of 8;
     the floor is the matrix product of those."""
-    u = torch.randn(sequences * 8192, rank).to(dtype)
+    chunk_size, chunks = 8, 8192 // 8
+    u = torch.randn(sequences * 8192 // PAGE_SIZE, PAGE_SIZE, rank).to(dtype)
     sv = torch.randn(sequences, kv_heads, rank, head_dim).to(dtype)
-    chunks = torch.randint(0, len(u) // 8, (sequences * keys // 8, 1, kv_heads))
-    positions = (chunks * 8 + torch.arange(8)[:, None]).view(-1, kv_heads).int()
-    absent = torch.rand(chunks.shape).repeat(1, 8, 1).view(-1, kv_heads) >= missed
-    rows = positions.masked_fill(absent, -1)
-    angle = torch.rand(len(u), head_dim // 2)
-    starts = torch.arange(0, sequences * keys + 1, keys).int()
-    args = (u, sv, starts, rows, positions, angle.cos(), angle.sin())
+    lists = torch.randint(0, chunks, (sequences, kv_heads, keys // chunk_size)).int()
+    lists[:, :, round(missed * keys / chunk_size) :] = -1
+    table = torch.randperm(len(u)).view(sequences, -1).int()
+    angle = torch.rand(8192, head_dim // 2)
+    args = (u, sv, torch.arange(sequences).int(), lists, table, angle.cos(), angle.sin(), chunk_size)
     runs = {
         "kvforge_ms": lambda: low_rank_key_reconstruct(*args),
         "reference_ms": lambda: OPERATOR.reference(*args),
     }
-    flops = 2 * int((~absent).sum()) * rank * head_dim
+    flops = 2 * int((lists >= 0).sum()) * chunk_size * rank * head_dim
     case = (
         f"{sequences}x{keys} keys {missed:.0%} missed rank {rank} kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
     )

@@ -2,10 +2,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "low_rank_key_reconstruct/cpu_kernel.h"
+#include "low_rank_key_reconstruct/cpu_lists.h"
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
@@ -15,28 +16,7 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "low_rank_key_reconstruct";
-constexpr int64_t kFewestPieceRows = 256;  // each piece packs SV of its head
-constexpr int64_t kPiecesPerThread = 8;
-constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
-
-struct Piece {
-  int64_t sequence, head, begin, end;
-};
-
-// How many there are.
-int64_t check_selections(const int32_t* rows, const int32_t* positions, int64_t count, int64_t num_rows,
-                         int64_t num_positions) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (rows[i] < 0) continue;
-    TORCH_CHECK(rows[i] < num_rows, kOp, ": rows names row ", rows[i], " but u has ", num_rows);
-    TORCH_CHECK(
-        positions[i] >= 0 && positions[i] < num_positions, kOp, ": positions names position ", positions[i],
-        " but cos and sin have ", num_positions);
-    ++found;
-  }
-  return found;
-}
+constexpr int64_t kFewestPieceTokens = 256;
 
 }  // namespace
 
@@ -59,47 +39,49 @@ decltype(&isa_portable::rebuild_keys) key_kernel() {
 }
 
 at::Tensor low_rank_key_reconstruct(
-    const at::Tensor& u_in, const at::Tensor& sv_in, const at::Tensor& selected_start_in, const at::Tensor& rows_in,
-    const at::Tensor& positions_in, const at::Tensor& cos_in, const at::Tensor& sin_in) {
-  check_float(kOp, "u", u_in, 2);
+    const at::Tensor& u_in, const at::Tensor& sv_in, const at::Tensor& slot_in, const at::Tensor& chunks_in,
+    const at::Tensor& shadow_table_in, const at::Tensor& cos_in, const at::Tensor& sin_in, int64_t chunk_size) {
+  check_float(kOp, "u", u_in, 3);
   check_float(kOp, "sv", sv_in, 4);
   const int64_t kv_heads = sv_in.size(1), rank = sv_in.size(2), head_dim = sv_in.size(3);
+  const int64_t page_size = u_in.size(1);
   TORCH_CHECK(sv_in.scalar_type() == u_in.scalar_type(), kOp, ": sv must have the dtype of u, ", u_in.scalar_type(),
               ", not ", sv_in.scalar_type());
-  TORCH_CHECK(rank == u_in.size(1), kOp, ": sv must have the rank of u, ", u_in.size(1), ", not ", rank);
+  TORCH_CHECK(rank == u_in.size(2), kOp, ": sv must have the rank of u, ", u_in.size(2), ", not ", rank);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": sv must have an even head_dim, not ", head_dim);
-  const at::Tensor rows = int32_tensor(kOp, "rows", rows_in, {-1, kv_heads});
-  const int64_t count = rows.size(0);
-  const at::Tensor positions = int32_tensor(kOp, "positions", positions_in, {count, kv_heads});
-  const at::Tensor selected_start = starts_tensor(kOp, "selected_start", selected_start_in, count);
-  TORCH_CHECK(selected_start.size(0) - 1 == sv_in.size(0), kOp, ": selected_start must have shape [", sv_in.size(0) + 1,
-              "] to fit sv, not ", selected_start.sizes());
+  check_chunk_size(kOp, chunk_size, page_size);
+  check_dims(kOp, "chunks", chunks_in, 3);
+  const int64_t sequences = chunks_in.size(0), length = chunks_in.size(2);
+  const at::Tensor chunks = int32_tensor(kOp, "chunks", chunks_in, {sequences, kv_heads, length});
+  const at::Tensor slot = int32_tensor(kOp, "slot", slot_in, {sequences});
+  const at::Tensor shadow_table = int32_tensor(kOp, "shadow_table", shadow_table_in, {sequences, -1});
   const at::Tensor cos = float32_tensor(kOp, "cos", cos_in, {-1, head_dim / 2});
   const at::Tensor sin = float32_tensor(kOp, "sin", sin_in, {cos.size(0), head_dim / 2});
+  const auto pages = [&](int64_t s) {
+    return ChunkPages(kOp, "shadow_table", shadow_table, s, page_size, u_in.size(0));
+  };
+  const std::vector<int64_t> counts = check_lists(
+      kOp, chunks, slot, sv_in.size(0), cos.size(0), chunk_size, pages, [](int64_t, int64_t) {});
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0}) * chunk_size;
   const at::Tensor u = u_in.contiguous(), sv = sv_in.contiguous();
-  at::Tensor out = u.new_empty({count, kv_heads, head_dim});
-  const int32_t *row = rows.const_data_ptr<int32_t>(), *position = positions.const_data_ptr<int32_t>();
-  const int64_t found = check_selections(row, position, count * kv_heads, u.size(0), cos.size(0));
-  if (found == 0 || head_dim == 0) return out;
+  at::Tensor out = u.new_empty({sequences, kv_heads, length * chunk_size, head_dim});
+  if (total == 0 || head_dim == 0) return out;
 
-  std::vector<Piece> pieces;
-  const int32_t* start = selected_start.const_data_ptr<int32_t>();
-  const int64_t piece_rows = std::max(kFewestPieceRows, count * kv_heads / (kPiecesPerThread * at::get_num_threads()));
-  for (int64_t s = 0; s < sv.size(0); ++s)
-    for (int64_t head = 0; head < kv_heads; ++head)
-      for (int64_t begin = start[s]; begin < start[s + 1]; begin += piece_rows)
-        pieces.push_back({s, head, begin, std::min<int64_t>(start[s + 1], begin + piece_rows)});
+  const int32_t *listed = chunks.const_data_ptr<int32_t>(), *slots = slot.const_data_ptr<int32_t>();
+  const std::vector<ListPiece> pieces =
+      pieces_of_lists(counts, kv_heads, chunk_size, kFewestPieceTokens, total, at::get_num_threads());
   const auto rebuild_keys = key_kernel();
   const int64_t key_bytes = head_dim * out.element_size();
   char* keys = static_cast<char*>(out.mutable_data_ptr());
-  dynamic_for(pieces.size(), 1 + found * head_dim * rank / kProductsPerThread, [&](int64_t i) {
+  dynamic_for(pieces.size(), 1 + total * head_dim * rank / kProductsPerThread, [&](int64_t i) {
     thread_local Workspace workspace;
     thread_local std::vector<RebuiltKey> wanted;
-    const Piece& piece = pieces[i];
+    const auto [s, head, begin, end] = pieces[i];
+    const ChunkPages from = pages(s);
+    const int64_t first = (s * kv_heads + head) * length;
     const KeyFactors factors{
         .u = u.const_data_ptr(),
-        .sv = static_cast<const char*>(sv.const_data_ptr()) +
-            (piece.sequence * kv_heads + piece.head) * rank * key_bytes,
+        .sv = static_cast<const char*>(sv.const_data_ptr()) + (slots[s] * kv_heads + head) * rank * key_bytes,
         .bf16 = u.scalar_type() == at::kBFloat16,
         .cos = cos.const_data_ptr<float>(),
         .sin = sin.const_data_ptr<float>(),
@@ -107,8 +89,12 @@ at::Tensor low_rank_key_reconstruct(
         .head_dim = head_dim,
     };
     wanted.clear();
-    for (int64_t index = piece.begin * kv_heads + piece.head; index < piece.end * kv_heads; index += kv_heads)
-      if (row[index] >= 0) wanted.push_back({row[index], position[index], keys + index * key_bytes, nullptr, nullptr});
+    for (int64_t j = first + begin; j < first + end; ++j) {
+      const auto [page, offset] = from.find(listed[j] * chunk_size);
+      for (int64_t t = 0; t < chunk_size; ++t)
+        wanted.push_back({page * page_size + offset + t, listed[j] * chunk_size + t,
+                          keys + (j * chunk_size + t) * key_bytes, nullptr, nullptr});
+    }
     float* scratch =
         reinterpret_cast<float*>(workspace.get(reconstruct_scratch(rank, head_dim) * sizeof(float)));
     rebuild_keys(factors, wanted.data(), wanted.size(), scratch);

@@ -1,5 +1,5 @@
-"""LowRankKeyReconstruct in Triton: one program per tile of selections and KV head. `selected_kv_write` rebuilds its
-keys with the same function."""
+"""LowRankKeyReconstruct in Triton: one program per tile of a list, KV head and sequence; those behind the list's end
+return. `selected_kv_write` rebuilds its keys with the same functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,20 @@ from torch import Tensor
 
 from plugins.errors import PluginError
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
-from plugins.triton_search import find_sequence, num_tiles
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_INT32 = ("slot", "chunks", "shadow_table")
+_INPUTS = ("u", "sv", *_INT32, "cos", "sin")
+
+
+@triton.jit
+def listed_tokens(chunks, table, token, PAGE_SIZE: tl.constexpr, CHUNK_SIZE: tl.constexpr, PLACES: tl.constexpr):
+    """Of each token of a list whether it is there, its position, and its row in what has pages of this table."""
+    chunk = tl.load(chunks + token // CHUNK_SIZE, token < PLACES * CHUNK_SIZE, other=-1)
+    found = chunk >= 0
+    position = tl.where(found, chunk * CHUNK_SIZE + token % CHUNK_SIZE, 0)
+    page = tl.load(table + position // PAGE_SIZE, found, other=0)
+    return found, position, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
 
 
 @triton.jit
@@ -54,14 +65,17 @@ def rebuilt_halves(
 def low_rank_key_reconstruct_kernel(
     u,
     sv,
-    selected_start,
-    rows,
-    positions,
+    slot,
+    chunks,
+    shadow_table,
     cos,
     sin,
-    num_selected,
     num_sequences,
+    shadow_width,
     out,
+    PAGE_SIZE: tl.constexpr,
+    CHUNK_SIZE: tl.constexpr,
+    PLACES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -70,29 +84,25 @@ def low_rank_key_reconstruct_kernel(
     TILE: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
-    tile = tl.program_id(0)
+    begin = tl.program_id(0) * TILE
     head = tl.program_id(1)
-    s = find_sequence(selected_start, num_sequences, tile, TILE)
-    begin = tl.load(selected_start + s)
-    end = tl.load(selected_start + s + 1)
-    begin += (tile - begin // TILE - s) * TILE
-    if begin >= end:
+    s = tl.program_id(2)
+    own = tl.load(slot + s).to(tl.int64)
+    list_start = (s.to(tl.int64) * KV_HEADS + head) * PLACES
+    if (own < 0) | (tl.load(chunks + list_start + begin // CHUNK_SIZE) < 0):
         return
-    selected = begin + tl.arange(0, TILE)
-    present = selected < end
-    row = tl.load(rows + selected * KV_HEADS + head, present, other=-1)
-    found = row >= 0
-    position = tl.load(positions + selected * KV_HEADS + head, found, other=0)
-    u_row = u + row.to(tl.int64) * RANK
-    factor = sv + (s.to(tl.int64) * KV_HEADS + head) * (RANK * HEAD_DIM)
-    first, second = rebuilt_halves(
-        u_row, factor, found, position, cos, sin, RANK, HEAD_DIM, BLOCK_RANK, HALF_BLOCK, TILE
+    token = begin + tl.arange(0, TILE)
+    table = shadow_table + s.to(tl.int64) * shadow_width
+    found, position, row = listed_tokens(chunks + list_start, table, token, PAGE_SIZE, CHUNK_SIZE, PLACES)
+    factor = sv + (own * KV_HEADS + head) * (RANK * HEAD_DIM)
+    low, high = rebuilt_halves(
+        u + row * RANK, factor, found, position, cos, sin, RANK, HEAD_DIM, BLOCK_RANK, HALF_BLOCK, TILE
     )
     column = tl.arange(0, HALF_BLOCK)
-    target = out + (selected.to(tl.int64) * KV_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
-    mask = present[:, None] & (column < HALF)[None, :]
-    tl.store(target, first.to(out.dtype.element_ty), mask)
-    tl.store(target + HALF, second.to(out.dtype.element_ty), mask)
+    key = out + (list_start * CHUNK_SIZE + token)[:, None] * HEAD_DIM + column[None, :]
+    mask = found[:, None] & (column < HALF)[None, :]
+    tl.store(key, low.to(out.dtype.element_ty), mask)
+    tl.store(key + HALF, high.to(out.dtype.element_ty), mask)
 
 
 def blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
@@ -107,30 +117,30 @@ def blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
     }
 
 
-def kernel_spec(dtype: torch.dtype, kv_heads: int, rank: int, head_dim: int) -> KernelSpec:
-    """The kernel for u and sv of `dtype`; all tensors are contiguous. Raises PluginError for another dtype."""
+def kernel_spec(
+    dtype: torch.dtype, page_size: int, chunk_size: int, places: int, kv_heads: int, rank: int, head_dim: int
+) -> KernelSpec:
+    """The kernel for u and sv of `dtype` and lists of `places` chunks; all tensors are contiguous. Raises PluginError
+    for another dtype."""
+    types = {name: torch.int32 for name in _INT32} | {"cos": torch.float32, "sin": torch.float32}
     constants = blocks(dtype, head_dim)
+    tiles = -(-places * chunk_size // constants["TILE"])
     return KernelSpec(
         name="low_rank_key_reconstruct",
         function=low_rank_key_reconstruct_kernel,
-        inputs=(
-            Pointer("u", dtype),
-            Pointer("sv", dtype),
-            Pointer("selected_start", torch.int32),
-            Pointer("rows", torch.int32),
-            Pointer("positions", torch.int32),
-            Pointer("cos", torch.float32),
-            Pointer("sin", torch.float32),
-        ),
-        sizes=(Size("num_selected", "rows", 0), Size("num_sequences", "sv", 0)),
+        inputs=tuple(Pointer(name, types.get(name, dtype)) for name in _INPUTS),
+        sizes=(Size("num_sequences", "slot", 0), Size("shadow_width", "shadow_table", 1)),
         outputs=(Pointer("out", dtype),),
         constants=(
+            ("PAGE_SIZE", page_size),
+            ("CHUNK_SIZE", chunk_size),
+            ("PLACES", places),
             ("KV_HEADS", kv_heads),
             ("RANK", rank),
             ("HEAD_DIM", head_dim),
             *constants.items(),
         ),
-        grid=lambda sizes: (num_tiles(sizes["num_selected"], sizes["num_sequences"], constants["TILE"]), kv_heads, 1),
+        grid=lambda sizes: (tiles, kv_heads, sizes["num_sequences"]),
         num_warps=4,
     )
 
@@ -138,29 +148,22 @@ def kernel_spec(dtype: torch.dtype, kv_heads: int, rank: int, head_dim: int) -> 
 def launch(
     u: Tensor,
     sv: Tensor,
-    selected_start: Tensor,
-    rows: Tensor,
-    positions: Tensor,
+    slot: Tensor,
+    chunks: Tensor,
+    shadow_table: Tensor,
     cos: Tensor,
     sin: Tensor,
+    chunk_size: int,
     *,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Tensor:
     """Same arguments and result as `plugins.low_rank_key_reconstruct`, on the GPU; float16 works as well.
 
-    wrap: as in `plugins.triton_kernel.run_kernel`.
+    wrap: as in `plugins.triton_kernel.run_kernel`. Values are not checked.
     """
-    _, kv_heads, rank, head_dim = sv.shape
-    out = u.new_empty((rows.shape[0], kv_heads, head_dim))
-    tensors = {
-        "u": u.contiguous(),
-        "sv": sv.contiguous(),
-        "selected_start": selected_start,
-        "rows": rows.contiguous(),
-        "positions": positions.contiguous(),
-        "cos": cos.contiguous(),
-        "sin": sin.contiguous(),
-        "out": out,
-    }
-    run_kernel(kernel_spec(u.dtype, kv_heads, rank, head_dim), tensors, wrap)
-    return out
+    (_, page_size, rank), (sequences, kv_heads, places), head_dim = u.shape, chunks.shape, sv.shape[3]
+    given = (u, sv, slot, chunks, shadow_table, cos, sin)
+    tensors = dict(zip(_INPUTS, (tensor.contiguous() for tensor in given), strict=True))
+    tensors["out"] = u.new_empty((sequences, kv_heads, places * chunk_size, head_dim))
+    run_kernel(kernel_spec(u.dtype, page_size, chunk_size, places, kv_heads, rank, head_dim), tensors, wrap)
+    return tensors["out"]

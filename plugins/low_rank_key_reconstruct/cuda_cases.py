@@ -10,4 +10,4 @@ from plugins.triton_specs import floats
 def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
     """Specialisations for this compute capability (90: 9.0): a representative few, or many."""
     for dtype in floats(full):
-        yield cuda.kernel_spec(dtype, 8, 160, 128)
+        yield cuda.kernel_spec(dtype, 64, 8, 256, 8, 160, 128)

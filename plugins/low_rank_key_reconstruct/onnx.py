@@ -1,10 +1,10 @@
-"""LowRankKeyReconstruct as an ONNX function: one product per sequence and head, then the rotation of all keys."""
+"""LowRankKeyReconstruct as an ONNX function: one product for all lists, then the rotation of all keys."""
 
-import numpy as np
 from onnx import FunctionProto
 
 from plugins.low_rank_key_reconstruct import OPERATOR
-from plugins.onnx_body import Body, Value
+from plugins.low_rank_key_reconstruct.onnx_lists import Lists
+from plugins.onnx_body import Body
 from plugins.onnx_cache import FLOAT
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_rotation import rotate
@@ -12,26 +12,29 @@ from plugins.onnx_rotation import rotate
 
 def _body(cache: Cache) -> FunctionProto:
     body = Body()
-    zero, one = body.constant(0), body.constant(1)
-    starts, rows, positions = (body.to_int64(name) for name in ("selected_start", "rows", "positions"))
-    present = body.GreaterOrEqual(rows, zero)
-    row, position = (body.Where(present, x, zero) for x in (rows, positions))
-
-    active = body.nonempty(starts)
-
-    def sequence(inner: Body, i: Value, keys: Value) -> Value:
-        s = inner.Gather(active, i)
-        selected = inner.rows(row, inner.Gather(starts, s), inner.Gather(starts, inner.Add(s, one)))
-        factor = inner.to(inner.Gather("u", inner.Transpose(selected, perm=[1, 0])), FLOAT)
-        product = inner.MatMul(factor, inner.to(inner.Gather("sv", s), FLOAT))
-        return inner.Concat(keys, inner.Transpose(product, perm=[1, 0, 2]), axis=0)
-
-    shape = body.shape(0, body.size("sv", 1), body.size("sv", 3))
-    nothing = body.Expand(body.constant(0.0, np.float32), shape)
-    keys = body.loop(body.size(active, 0), nothing, 3, sequence)
-    rotated = rotate(body, keys, body.Gather("cos", position), body.Gather("sin", position))
-    kept = body.Where(body.Unsqueeze(present, body.constant([2])), rotated, body.constant(0.0, np.float32))
-    return body.function("LowRankKeyReconstruct", OPERATOR.tensors, [("keys", body.CastLike(kept, "u"))])
+    lists = Lists(body, page_size=body.size("u", 1))
+    rank, dim = body.size("sv", 2), body.size("sv", 3)
+    position = lists.tokens("chunks")
+    factor = body.Gather(body.Reshape("u", body.shape(-1, rank)), lists.rows("shadow_table", position))
+    by_head = body.shape(lists.sequences, lists.kv_heads, lists.of_head, rank)
+    factor = body.Reshape(body.to(factor, FLOAT), by_head, allowzero=1)
+    own = body.to(body.Gather("sv", body.Where(lists.owns, lists.slot, lists.zero)), FLOAT)
+    count = body.Mul(body.Mul(lists.sequences, lists.kv_heads), lists.of_head)
+    keys = body.Reshape(body.MatMul(factor, own), body.shape(count, 1, dim), allowzero=1)
+    flat_position = body.Reshape(position, body.shape(-1))
+    middle = body.constant([1])
+    angles = (body.Unsqueeze(body.Gather(table, flat_position), middle) for table in ("cos", "sin"))
+    by_head = body.shape(lists.sequences, lists.kv_heads, lists.of_head, dim)
+    keys = body.CastLike(body.Reshape(rotate(body, keys, *angles), by_head, allowzero=1), "u")
+    return body.function("LowRankKeyReconstruct", OPERATOR.tensors, [("keys", keys)], ("chunk_size",))
 
 
-NODES = (OnnxNode(name="LowRankKeyReconstruct", inputs=OPERATOR.tensors, outputs=("keys",), body=_body),)
+NODES = (
+    OnnxNode(
+        name="LowRankKeyReconstruct",
+        inputs=OPERATOR.tensors,
+        outputs=("keys",),
+        attributes=OPERATOR.attributes,
+        body=_body,
+    ),
+)

@@ -11,15 +11,17 @@ from plugins.trt_plugin import Attributes, Outputs, PluginDefinition, SymbolicTe
 
 
 def _keys(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
-    sv = inputs["sv"].shape
-    return (SymbolicTensor(inputs["u"].dtype, (inputs["rows"].shape[0], sv[1], sv[3])),)
+    sequences, kv_heads, places = inputs["chunks"].shape[:3]
+    shape = (sequences, kv_heads, places * attributes["chunk_size"], inputs["sv"].shape[3])
+    return (SymbolicTensor(inputs["u"].dtype, shape),)
 
 
 def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:
     from plugins.low_rank_key_reconstruct.cuda import kernel_spec
 
-    sv = tensors["sv"]
-    return kernel_spec(tensors["u"].dtype, sv.size(1), sv.size(2), sv.size(3))
+    u, sv = tensors["u"], tensors["sv"]
+    places = tensors["chunks"].size(2)
+    return kernel_spec(u.dtype, u.size(1), attributes["chunk_size"], places, sv.size(1), sv.size(2), sv.size(3))
 
 
 PLUGINS = (
@@ -30,5 +32,6 @@ PLUGINS = (
         num_outputs=1,
         types=tuple((x, x, *(torch.int32,) * 3, *(torch.float32,) * 2, x) for x in FLOATS),
         spec=_spec,
+        attributes=OPERATOR.attributes,
     ),
 )

@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, helper
 from plugins.onnx_body import DOMAIN
 
 _NODES = ("PagedAttention", "PagedAttentionDynamic")
-_FIRST_POOL_OF_WRITER = {"RopePagedKvWrite": 5, "RopePagedKvWriteDynamic": 5, "SelectedKvWrite": 10}
+_FIRST_POOL_OF_WRITER = {"RopePagedKvWrite": 5, "RopePagedKvWriteDynamic": 5, "SelectedKvPlace": 7}
 _K_POOL_OF_ATTENTION = 1
 
 

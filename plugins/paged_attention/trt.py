@@ -118,3 +118,6 @@ def _plugins(dynamic: bool) -> tuple[PluginDefinition, ...]:
 
 
 PLUGINS = (*_plugins(dynamic=False), *_plugins(dynamic=True))
+
+ATTENTIONS = tuple(plugin.name for plugin in PLUGINS if plugin.outputs is _like_q)
+"""The plugins whose output is that of an attention: each attention of a network has one."""

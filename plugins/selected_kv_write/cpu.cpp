@@ -3,10 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "low_rank_key_reconstruct/cpu_kernel.h"
+#include "low_rank_key_reconstruct/cpu_lists.h"
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/workspace.h"
@@ -15,28 +17,7 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "selected_kv_write";
-constexpr int64_t kFewestPieceTokens = 192;  // each piece packs SV of its head
-constexpr int64_t kPiecesPerThread = 8;
-constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
-
-struct Pages {
-  const char* name;
-  const int32_t* pages;  // of one sequence
-  int64_t width, page_size, num_pages;
-
-  // The page of the chunk whose first token is `token`, and where in it that is. A chunk does not cross pages.
-  std::pair<int64_t, int64_t> find(int64_t token) const {
-    const int64_t page = pages[token / page_size];
-    return {page, token % page_size};
-  }
-
-  void check(const char* what, int64_t index, int64_t chunk_size) const {
-    TORCH_CHECK(index >= 0 && index < width * page_size / chunk_size, kOp, ": ", what, " holds ", index, " but ", name,
-                " has room for ", width * page_size / chunk_size);
-    const int64_t page = find(index * chunk_size).first;
-    TORCH_CHECK(page >= 0 && page < num_pages, kOp, ": ", name, " holds page ", page, " of ", num_pages);
-  }
-};
+constexpr int64_t kFewestPieceTokens = 192;
 
 struct Pool {
   char* data;
@@ -51,10 +32,6 @@ struct Pool {
   char* at(std::pair<int64_t, int64_t> slot, int64_t head) const {
     return data + slot.first * page_stride + slot.second * slot_stride + head * head_stride;
   }
-};
-
-struct Piece {
-  int64_t sequence, head, begin, end;  // of its chunks
 };
 
 }  // namespace
@@ -87,8 +64,7 @@ void selected_kv_write(
   check_shape("host_v", host_v, {shadow_pages, page_size, kv_heads, head_dim});
   TORCH_CHECK(host_v.stride(3) == 1, kOp, ": host_v must be contiguous in its last dimension");
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);
-  TORCH_CHECK(chunk_size > 0 && page_size % chunk_size == 0, kOp, ": chunk_size must be positive and divide the page "
-              "size, ", page_size, ", but is ", chunk_size);
+  check_chunk_size(kOp, chunk_size, page_size);
   check_dims(kOp, "chunks", chunks_in, 3);
   const int64_t sequences = chunks_in.size(0), places_each = chunks_in.size(2);
   const at::Tensor chunks_tensor = int32_tensor(kOp, "chunks", chunks_in, {sequences, kv_heads, places_each});
@@ -102,46 +78,27 @@ void selected_kv_write(
   const int32_t *chunks = chunks_tensor.const_data_ptr<int32_t>(), *places = places_tensor.const_data_ptr<int32_t>();
   const int32_t* slots = slot.const_data_ptr<int32_t>();
   const auto shadow = [&](int64_t s) {
-    return Pages{"shadow_table", shadow_table.const_data_ptr<int32_t>() + s * shadow_table.size(1),
-                 shadow_table.size(1), page_size, shadow_pages};
+    return ChunkPages(kOp, "shadow_table", shadow_table, s, page_size, shadow_pages);
   };
   const auto cache = [&](int64_t s) {
-    return Pages{"page_table", page_table.const_data_ptr<int32_t>() + s * page_table.size(1), page_table.size(1),
-                 page_size, k_pool.size(0)};
+    return ChunkPages(kOp, "page_table", page_table, s, page_size, k_pool.size(0));
   };
-  std::vector<int64_t> brought(sequences * kv_heads);
-  int64_t total = 0;
-  for (int64_t s = 0; s < sequences; ++s) {
-    if (slots[s] < 0) continue;
-    TORCH_CHECK(slots[s] < num_slots, kOp, ": slot holds ", slots[s], " but sv has ", num_slots);
-    for (int64_t i = s * kv_heads; i < (s + 1) * kv_heads; ++i) {
-      int64_t& count = brought[i];
-      for (; count < places_each && chunks[i * places_each + count] >= 0; ++count) {
-        const int64_t chunk = chunks[i * places_each + count];
-        shadow(s).check("chunks", chunk, chunk_size);
-        TORCH_CHECK((chunk + 1) * chunk_size <= cos.size(0), kOp, ": chunks holds ", chunk, " but cos and sin have ",
-                    cos.size(0), " positions");
-        cache(s).check("places", places[i * places_each + count], chunk_size);
-      }
-      total += count * chunk_size;
-    }
-  }
+  const std::vector<int64_t> counts =
+      check_lists(kOp, chunks_tensor, slot, num_slots, cos.size(0), chunk_size, shadow,
+                  [&](int64_t s, int64_t i) { cache(s).check("places", places[i], chunk_size); });
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0}) * chunk_size;
   if (total == 0 || head_dim == 0) return;
 
   const at::Tensor u = u_in.contiguous(), sv = sv_in.contiguous();
-  const int64_t tokens = std::max(kFewestPieceTokens, total / (kPiecesPerThread * at::get_num_threads()));
-  const int64_t piece_chunks = (tokens + chunk_size - 1) / chunk_size;
-  std::vector<Piece> pieces;
-  for (int64_t i = 0; i < sequences * kv_heads; ++i)
-    for (int64_t begin = 0; begin < brought[i]; begin += piece_chunks)
-      pieces.push_back({i / kv_heads, i % kv_heads, begin, std::min(brought[i], begin + piece_chunks)});
+  const std::vector<ListPiece> pieces =
+      pieces_of_lists(counts, kv_heads, chunk_size, kFewestPieceTokens, total, at::get_num_threads());
   const Pool keys(k_pool), values(v_pool), host(host_v);
   const auto rebuild_keys = key_kernel();
   dynamic_for(pieces.size(), 1 + total * head_dim * rank / kProductsPerThread, [&](int64_t i) {
     thread_local Workspace workspace;
     thread_local std::vector<RebuiltKey> wanted;
     const auto [s, head, begin, end] = pieces[i];
-    const Pages from = shadow(s), to = cache(s);
+    const ChunkPages from = shadow(s), to = cache(s);
     const int64_t first = (s * kv_heads + head) * places_each;
     wanted.clear();
     for (int64_t j = first + begin; j < first + end; ++j) {

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.errors import PluginError
-from plugins.low_rank_key_reconstruct.cuda import blocks, rebuilt_halves
+from plugins.low_rank_key_reconstruct.cuda import blocks, listed_tokens, rebuilt_halves
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 
 _INT32 = ("slot", "chunks", "places", "shadow_table", "page_table")
@@ -59,15 +59,11 @@ def selected_kv_write_kernel(
     if (own < 0) | (tl.load(chunks + list_start + begin // CHUNK_SIZE) < 0):
         return
     token = begin + tl.arange(0, TILE)
-    index = token // CHUNK_SIZE
-    inside = token % CHUNK_SIZE
-    chunk = tl.load(chunks + list_start + index, index < PLACES, other=-1)
-    found = chunk >= 0
-    position = tl.where(found, chunk * CHUNK_SIZE + inside, 0)
+    table = shadow_table + s.to(tl.int64) * shadow_width
+    found, position, row = listed_tokens(chunks + list_start, table, token, PAGE_SIZE, CHUNK_SIZE, PLACES)
+    index, inside = token // CHUNK_SIZE, token % CHUNK_SIZE
     place = tl.load(places + list_start + index, found, other=0) * CHUNK_SIZE + inside
-    shadow_page = tl.load(shadow_table + s.to(tl.int64) * shadow_width + position // PAGE_SIZE, found, other=0)
     page = tl.load(page_table + s.to(tl.int64) * page_width + place // PAGE_SIZE, found, other=0).to(tl.int64)
-    row = shadow_page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
     column = tl.arange(0, HALF_BLOCK)
     mask = found[:, None] & (column < HALF)[None, :]
     # Values may be in the host's memory: they are on their way while keys are rebuilt.

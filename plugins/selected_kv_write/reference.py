@@ -38,16 +38,13 @@ def reference(
     any write.
     """
     page_size, offsets = k_pool.shape[1], torch.arange(chunk_size)
-    start = torch.tensor([0, chunk_size])
+    keys = reconstruct(u, sv, slot, chunks, shadow_table, cos, sin, chunk_size)
     for s, head in (chunks[:, :, :1] >= 0).any(-1).nonzero().tolist():
-        own = int(slot[s])
-        for chunk, place in zip(chunks[s, head].tolist(), places[s, head].tolist(), strict=True):
-            if chunk < 0 or own < 0:
+        for index, (chunk, place) in enumerate(zip(chunks[s, head].tolist(), places[s, head].tolist(), strict=True)):
+            if chunk < 0 or slot[s] < 0:
                 break
             position, target = chunk * chunk_size + offsets, place * chunk_size + offsets
             page, offset = shadow_table[s, position // page_size].long(), position % page_size
-            factor, rows = u[page, offset], offsets[:, None]
-            keys = reconstruct(factor, sv[own, head][None, None], start, rows, position[:, None], cos, sin)
             to, at = page_table[s, target // page_size].long(), target % page_size
-            k_pool[to, at, head] = keys[:, 0]
+            k_pool[to, at, head] = keys[s, head, index * chunk_size + offsets]
             v_pool[to, at, head] = host_v[page, offset, head]

@@ -1,10 +1,10 @@
-"""TensorRT plugin SelectedKvWrite; the pools are updated in place."""
+"""TensorRT plugin SelectedKvPlace: SelectedKvWrite behind LowRankKeyReconstruct; the pools are updated in place."""
 
 from collections.abc import Mapping
 
 import torch
 
-from plugins.selected_kv_write import OPERATOR
+from plugins.selected_kv_write.functional import PLACED
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import FLOATS, POOLS
 from plugins.trt_plugin import Attributes, InPlace, Outputs, PluginDefinition, SymbolicTensor, Tensors
@@ -15,23 +15,20 @@ def _outputs(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Ou
 
 
 def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:
-    from plugins.selected_kv_write.cuda import kernel_spec
+    from plugins.selected_kv_write.cuda_place import place_spec
 
-    pool, sv = tensors["k_pool"], tensors["sv"]
-    places = tensors["chunks"].size(2)
-    return kernel_spec(
-        pool.dtype, pool.size(1), attributes["chunk_size"], places, pool.size(2), sv.size(2), pool.size(3)
-    )
+    pool, places = tensors["k_pool"], tensors["chunks"].size(2)
+    return place_spec(pool.dtype, pool.size(1), attributes["chunk_size"], places, pool.size(2), pool.size(3))
 
 
 PLUGINS = (
     PluginDefinition(
-        name="SelectedKvWrite",
-        inputs=OPERATOR.tensors,
+        name="SelectedKvPlace",
+        inputs=PLACED,
         outputs=_outputs,
         num_outputs=2,
-        types=tuple((x, x, x, *(torch.int32,) * 5, *(torch.float32,) * 2, x, x, x, x) for x in FLOATS),
+        types=tuple((x, x, *(torch.int32,) * 5, x, x, x, x) for x in FLOATS),
         spec=_spec,
-        attributes=OPERATOR.attributes,
+        attributes=(("chunk_size", int),),
     ),
 )

@@ -3,6 +3,7 @@ run."""
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from kvforge.compiler.build import build_engine
 from kvforge.compiler.options import BuildOptions, ResolvedOptions
 from kvforge.compiler.targets import tensorrt
 from kvforge.kv_policies import parse
-from kvforge.manifest import load_manifest, load_plans, verify_files
+from kvforge.manifest import load_manifest, load_plans, save_manifest, verify_files
 from kvforge.tensorrt import compatibility, rtx
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.sessions.fake import fake_manifest
@@ -108,11 +109,27 @@ def test_plans_of_another_machine(
 ) -> None:
     monkeypatch.setattr(compatibility, "flavour", lambda: rtx)
     manifest = dataclasses.replace(PLANS, **changes)
+
+    def check() -> None:
+        compatibility.check_builder(manifest, Path("engine"), version)
+        compatibility.check_gpu(manifest, Path("engine"), capability)
+
     if not message:
-        compatibility.check_plans(manifest, Path("engine"), version, capability)
+        check()
         return
     with pytest.raises(EngineError, match=message):
-        compatibility.check_plans(manifest, Path("engine"), version, capability)
+        check()
+
+
+def test_what_needs_no_gpu_is_said_without_one(engine: Path) -> None:
+    """Plans of another release."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    other = shutil.copytree(engine, engine.with_name("other"))
+    save_manifest(dataclasses.replace(load_manifest(other), plan_version="1.5.0.1"), other)
+    result = run("-m", "kvforge", "generate", other, "--prompt", "Hello")
+    assert result.returncode == 1 and "has plans of TensorRT for RTX 1.5.0.1, and this is 1." in result.stderr
+    shutil.rmtree(other)
 
 
 @pytest.mark.parametrize(

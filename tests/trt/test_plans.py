@@ -62,7 +62,8 @@ def test_a_plan_of_every_graph(claim: Claim, built: dict[Claim, dict[str, Any]])
 def plugins_of_policy(claim: Claim) -> list[str]:
     """Without the ending of caches with dynamic scales."""
     if claim.kv_policy == SHADOWKV:
-        return ["ChunkCacheUpdate", "LandmarkSelectChoose", "LandmarkSelectScores", "SelectedKvWrite"]
+        chosen = ["ChunkCacheUpdate", "LandmarkSelectChoose", "LandmarkSelectScores"]
+        return [*chosen, "LowRankKeyReconstruct", "SelectedKvPlace"]
     if claim.options.policy.operators != ("kvforge::attention_mass",):
         assert claim.options.policy.operators == ()
         return []
@@ -80,7 +81,8 @@ def test_the_kernels_are_in_the_plan(claim: Claim, built: dict[Claim, dict[str, 
         entries = {launch["entry"] for found in kernels[graph] for launch in found}
         attends = {"paged_attention_partial_kernel", "paged_attention_combine_kernel"}
         if claim.kv_policy == SHADOWKV:
-            attends |= {f"{name}_kernel" for name in ("chunk_cache_update", "selected_kv_write")}
+            attends |= {f"{name}_kernel" for name in ("chunk_cache_update", "low_rank_key_reconstruct")}
+            attends |= {"selected_kv_place_kernel"}
             attends |= {f"landmark_select_{step}_kernel" for step in ("choose", "scores")}
         elif plugins_of_policy(claim):
             attends |= {"attention_mass_totals_kernel", "attention_mass_add_kernel"}
@@ -116,6 +118,8 @@ WRONG = {
     "wide_product": "_wide in node_linear in FLOAT, not in BF16;",
     "wide_weight": "has the weight layers.0.o.weight_wide in FLOAT, not in BF16;",
     "forgotten_alias": "does not write it in place;",
+    "no_reconstruction": "has 1 plugins LowRankKeyReconstruct for 2 attentions;",
+    "copied_places": "returns v_pool_1_out in other memory than v_pool_1: v_pool_1_out is no plugin's output;",
     "no_statistics": "has no output mass_0_out;",
     "copied_statistics": "returns mass_0_out in other memory than mass_0: mass_0_out is no plugin's output;",
 }

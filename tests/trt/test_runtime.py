@@ -207,19 +207,28 @@ def test_a_plan_of_another_gpu(trt, tmp_path):
         Plan(path, SimpleNamespace(deserialize_cuda_engine=lambda data: None), logger)
 
 
+def engine_of_plans(**fields):
+    import plugins
+
+    operators = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
+    return SimpleNamespace(operators=operators, graphs=("lower", "upper"), **fields)
+
+
 def test_no_gpu(trt, monkeypatch, tmp_path):
     from kvforge.runtime.sessions.tensorrt import load_session
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "rank0").mkdir()
+    for graph in ("lower", "upper"):
+        (tmp_path / "rank0" / f"{graph}.plan").touch()
     with pytest.raises(EngineError, match="runs on an NVIDIA GPU and there is none"):
-        load_session(tmp_path, SimpleNamespace())
+        load_session(tmp_path, engine_of_plans(plan_builder=None))
 
 
-def test_an_engine_without_plans(trt, monkeypatch, tmp_path):
-    import plugins
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_an_engine_without_plans(trt, monkeypatch, tmp_path, has_gpu):
     from kvforge.runtime.sessions.tensorrt import load_session
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    operators = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     with pytest.raises(EngineError, match=r"has no lower\.plan: it was exported where TensorRT is not installed"):
-        load_session(tmp_path, SimpleNamespace(operators=operators, graphs=("lower", "upper")))
+        load_session(tmp_path, engine_of_plans())

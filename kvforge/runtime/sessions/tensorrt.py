@@ -17,7 +17,7 @@ from kvforge.runtime.sessions.cuda_decode import Capture, Captured, GraphRecorde
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.tensorrt_plan import Plan, plan_logger
 from kvforge.tensorrt.api import trt
-from kvforge.tensorrt.compatibility import check_plans
+from kvforge.tensorrt.compatibility import check_builder, check_gpu
 from kvforge.tensorrt.graph_tensors import CACHE_ROLES, INPUTS, RESULTS, WRITTEN, pool_names, role_of
 from kvforge.tensorrt.installed import flavour
 
@@ -213,14 +213,10 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
     """Load the plans of an engine on the current GPU.
 
     Raises:
-        EngineError: no GPU, or the plans are for another GPU or another TensorRT, or their operators are other ones,
-            or there is no Triton for a KV policy that changes caches.
+        EngineError: the plans' operators are other ones, or there are no plans, or they are of another TensorRT (what
+            can be said without a GPU comes first), or there is no GPU or another one than they are for, or there is no
+            Triton for a KV policy that changes caches.
     """
-    if not torch.cuda.is_available():
-        raise EngineError(
-            f"{engine_dir} runs on an NVIDIA GPU and there is none; run it where one is, or rebuild it with "
-            "--target cpu."
-        )
     check_operators(manifest, engine_dir)
     files = {graph: engine_dir / RANK_DIR / f"{graph}.plan" for graph in manifest.graphs}
     for file in files.values():
@@ -229,7 +225,13 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
                 f"{engine_dir} has no {file.name}: it was exported where TensorRT is not installed; build the engine "
                 "with build/build_tensorrt.py where it is."
             )
-    check_plans(manifest, engine_dir, trt.__version__, torch.cuda.get_device_capability())
+    check_builder(manifest, engine_dir, trt.__version__)
+    if not torch.cuda.is_available():
+        raise EngineError(
+            f"{engine_dir} runs on an NVIDIA GPU and there is none; run it where one is, or rebuild it with "
+            "--target cpu."
+        )
+    check_gpu(manifest, engine_dir, torch.cuda.get_device_capability())
     register_transitions(manifest)
     flavour().register_plugins()
     logger = plan_logger()

@@ -4,12 +4,14 @@ keeps, layer by layer in one memory."""
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 import plugins
+from kvforge.common.errors import BuildError
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.kv_policies import OwnerCache
 from kvforge.tensorrt.graph_tensors import INPUTS, policy_inputs, pool_names
@@ -70,6 +72,11 @@ def graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[Low
     monkeypatch.setattr("model_defs.graphs.rope_paged_kv_write", write)
     monkeypatch.setattr("model_defs.cache_observation.attention_mass", observe)
     monkeypatch.setattr("model_defs.layers.paged_attention", plugins.OPERATORS["paged_attention"].reference)
+    return graphs_of(engine)
+
+
+def graphs_of(engine: ExportedEngine) -> tuple[LowerGraph, UpperGraph]:
+    """The graphs in eager torch."""
     weights, made = load_file(engine.weights), []
     for kind in (LowerGraph, UpperGraph):
         graph = kind(engine.config, engine.options.kv_scales, engine.options.policy.layer_insertion())
@@ -135,6 +142,24 @@ def some_pools(engine: ExportedEngine) -> list[tuple[Tensor, ...]]:
 
 
 def test_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) -> None:
+    check_a_step(engine, graphs)
+
+
+def test_a_step_of_the_cpu_kernels(engine: ExportedEngine) -> None:
+    """The operators are those that engines of target cpu call."""
+    plugins.load_library()
+    check_a_step(engine, graphs_of(engine))
+
+
+def test_each_attention_on_chunks_follows_keys_that_are_rebuilt_by_a_node_of_their_own(engine: ExportedEngine) -> None:
+    for graph, layers in (("lower", engine.config.cut), ("upper", engine.config.num_layers - engine.config.cut)):
+        nodes = onnx.load(engine.file(graph), load_external_data=False).graph.node
+        keys = [node.output[0] for node in nodes if node.op_type == "LowRankKeyReconstruct"]
+        assert len(keys) == (layers if is_chunked(engine) else 0)
+        assert keys == [node.input[0] for node in nodes if node.op_type == "SelectedKvPlace"]
+
+
+def check_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) -> None:
     config, options = engine.config, engine.options
     step, state = step_inputs(engine)
     want, before = some_pools(engine), some_pools(engine)
@@ -200,10 +225,6 @@ def check_same(engine: ExportedEngine, got: Tensor, want: Tensor) -> None:
 
 
 def test_a_statistic_of_another_layer_is_refused(engine: ExportedEngine) -> None:
-    import onnx
-
-    from kvforge.common.errors import BuildError
-
     model = onnx.load(engine.file("lower"), load_external_data=False)
     check_graph(model, "lower", engine.config, engine.options)
     observers = [node for node in model.graph.node if node.op_type.startswith(("AttentionMass", "ChunkCache"))]

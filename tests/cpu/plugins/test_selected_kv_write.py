@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import plugins
+from plugins.low_rank_key_reconstruct.cases import is_listed
 from plugins.selected_kv_write.cases import random_case as selected_kv_write_case
 from tests.support.operators.cases import difference, fresh
 
@@ -37,16 +38,11 @@ def test_keys_are_those_of_low_rank_key_reconstruct(isas, monkeypatch):
         u, sv, _, slot, chunks, places, shadow_table, page_table, cos, sin, size, k_pool, _ = args
         plugins.selected_kv_write(*args)
         page_size = k_pool.shape[1]
-        for s, head, i in (chunks >= 0).nonzero().tolist():
-            if slot[s] < 0:
-                continue
-            position = int(chunks[s, head, i]) * size + torch.arange(size, dtype=torch.int32)[:, None]
+        keys = plugins.low_rank_key_reconstruct(u, sv, slot, chunks, shadow_table, cos, sin, size)
+        for s, head, i in is_listed(slot, chunks).nonzero().tolist():
             place = int(places[s, head, i]) * size + torch.arange(size)
-            rows = shadow_table[s, (position // page_size).long()] * page_size + position % page_size
-            own = sv[int(slot[s]), head][None, None]
-            keys = plugins.low_rank_key_reconstruct(u.flatten(0, 1), own, ints(0, size), rows, position, cos, sin)
             written = k_pool[page_table[s, place // page_size].long(), place % page_size, head]
-            assert torch.equal(written, keys[:, 0]), isa
+            assert torch.equal(written, keys[s, head, i * size : (i + 1) * size]), isa
 
 
 def test_the_number_of_threads_changes_no_bit():

@@ -14,8 +14,8 @@ from torch import Tensor
 import plugins
 from plugins.kv_quantization import INT4
 from plugins.onnx_body import DOMAIN, DOMAIN_VERSION, OPSET
-from plugins.onnx_node import Cache, OnnxNode, matching
-from plugins.onnx_nodes import NODES_OF, ONNX_NODES
+from plugins.onnx_node import Cache, matching
+from plugins.onnx_nodes import ONNX_NODES, forms_of
 from tests.support.operators.cases import reference
 
 ELEMENT_TYPES = {
@@ -131,11 +131,8 @@ def run_node_chain(
 def run_nodes(name: str, args: tuple) -> list[Tensor]:
     """Run the nodes that are an operator, on the operator's arguments."""
     given = plugins.OPERATORS[name].bind(*args)
-    forms: dict[str, list[OnnxNode]] = {}  # nodes with the same first input are forms of one step
-    for node in NODES_OF[name]:
-        forms.setdefault(node.inputs[0], []).append(node)
     chain, known = [], dict(given)
-    for nodes in forms.values():
+    for nodes in forms_of(name):
         chain.append(matching(nodes, known))
         known |= dict.fromkeys(chain[-1].outputs, True)
     attributes = {label: given[label] for node in chain for label, _ in node.attributes if label in given}

@@ -15,11 +15,12 @@ from kvforge.compiler import tensorrt_build
 from plugins.trt_plugin import InPlace, SymbolicTensor
 from plugins.trt_plugins import PLUGINS
 from plugins.trt_target import compile_for
-from tests.support.tensorrt.claims import Claim
+from tests.support.tensorrt.claims import POLICIES, Claim
 from tests.support.tensorrt.exports import export
 
 CLAIM = Claim(cut=2)
 OBSERVING = Claim(cut=2, kv_policy="snapkv")
+CHOOSING = Claim(cut=2, kv_policy=POLICIES["shadowkv"])
 
 
 def sound(model: onnx.ModelProto) -> None:
@@ -41,6 +42,19 @@ def another_output(model: onnx.ModelProto) -> None:
 
 def no_statistics(model: onnx.ModelProto) -> None:
     model.graph.output.remove(next(output for output in model.graph.output if output.name == "mass_0_out"))
+
+
+def no_reconstruction(model: onnx.ModelProto) -> None:
+    """The second layer's keys are those of the first."""
+    first, second = (node for node in model.graph.node if node.op_type == "LowRankKeyReconstruct")
+    place = next(node for node in model.graph.node if second.output[0] in node.input)
+    place.input[0] = first.output[0]
+    model.graph.node.remove(second)
+
+
+def copied_places(model: onnx.ModelProto) -> None:
+    """What attention reads is a copy of what the keys were placed in."""
+    _copy(model, "v_pool_1_out")
 
 
 def copied_pool(model: onnx.ModelProto) -> None:
@@ -98,7 +112,7 @@ GRAPHS: dict[str, Callable[[onnx.ModelProto], None]] = {
 
 def answer(trt: ModuleType, question: None) -> dict[str, str]:
     """What `ask_rtx` asks: what the builder says of the lower graph of `CLAIM` with each of `GRAPHS`, "built" where it
-    is content; of a plugin that forgot that it writes in place; and of graphs that observe."""
+    is content; of a plugin that forgot that it writes in place; and of graphs that observe or choose chunks."""
     from kvforge.tensorrt import rtx
 
     rtx.register_plugins()
@@ -113,11 +127,15 @@ def answer(trt: ModuleType, question: None) -> dict[str, str]:
             said["forgotten_alias"] = _said(folder, CLAIM, sound)
         finally:
             object.__setattr__(write, "outputs", outputs)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        export(OBSERVING, folder)
-        for damage in (no_statistics, copied_statistics):
-            said[damage.__name__] = _said(folder, OBSERVING, damage)
+    for claim, damages in {
+        OBSERVING: (no_statistics, copied_statistics),
+        CHOOSING: (no_reconstruction, copied_places),
+    }.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            export(claim, folder)
+            for damage in damages:
+                said[damage.__name__] = _said(folder, claim, damage)
     return said
 
 
