@@ -134,6 +134,7 @@ class ExpertLinear(nn.Module):
     def __init__(self, num_experts: int, in_features: int, out_features: int, gated: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
+        self.num_experts = num_experts
         self.out_features = out_features // (2 if gated else 1)
         self.gated = gated
 

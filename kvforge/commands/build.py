@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvforge.commands.build_options import add_build_options, given_options
+from kvforge.commands.check_against import PACKAGE, check_is_rounded, compare, sentence
 from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
 
 if TYPE_CHECKING:
@@ -28,24 +29,39 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_build_options(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
+    parser.add_argument(
+        "--check-against",
+        nargs="?",
+        const=PACKAGE,
+        metavar="TEXT",
+        help="then compare the engine with its model unrounded, on a UTF-8 text or on the one that comes with kvforge: "
+        "KL, and how often both find the same token most probable",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, showing the stage being worked on; prints one line (or the manifest) at the end."""
+    """Build, showing the stage being worked on; prints one line (or the manifest) at the end, and with
+    ``--check-against`` how far the engine is from its model."""
     from kvforge.compiler import build_engine
     from kvforge.compiler.build import stages
     from kvforge.compiler.progress import BuildProgress
 
     checkpoint, output, options = _what_to_build(args)
+    if args.check_against is not None:
+        check_is_rounded(checkpoint, options)
     started = time.monotonic()
     with BuildProgress(display_of(args), stages(options)) as shown:
         manifest = build_engine(
             checkpoint, output, options, overwrite=args.force, progress=shown.stage, converted=shown.converted
         )
+    built_in = time.monotonic() - started
+    found = None
+    if args.check_against is not None:
+        found = compare(checkpoint, output, manifest, options, args.check_against, display_of(args))
     if args.json:
-        print(json.dumps(manifest.to_json(), indent=1))
+        print(json.dumps(manifest.to_json() | ({} if found is None else {"check_against": found}), indent=1))
     else:
         left_out = "; ONNX only, kvforge doctor says what builds plans" if manifest.isa == ("onnx",) else ""
         cut = f"cut {manifest.cut} of " if manifest.cut < manifest.num_layers else ""
@@ -53,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
             f"{cut}{manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token{more}, "
-            f"built in {time.monotonic() - started:.0f} s{left_out}"
+            f"built in {built_in:.0f} s{left_out}"
         )
+        if found is not None:
+            print(sentence(found))
     return 0
 
 

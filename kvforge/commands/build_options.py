@@ -74,6 +74,11 @@ def _flags() -> dict[str, dict[str, Any]]:
             "metavar": "PREDICTOR",
             "help": "a checkpoint of kvforge predict train, which fills the cache of prompts in the model's place",
         },
+        "calibration": {
+            "metavar": "TEXT",
+            "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "
+            "kvforge), none (to the nearest) or auto (package for int4 weights of up to 2 billion parameters; default)",
+        },
     }  # fmt: skip
 
 

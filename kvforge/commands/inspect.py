@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     has_cut = manifest.cut < manifest.num_layers
     rows = {
         "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
-        "weights": f"{manifest.weight_dtype} linear layers, {manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
+        "weights": f"{manifest.weight_dtype} linear layers{_rounded_by(manifest)}, "
+        f"{manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
         "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
         f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
@@ -114,6 +115,13 @@ def _plan(plan: dict[str, Any]) -> str:
         return size
     weights, working = (format_bytes(plan[f"{name}_bytes"]) for name in ("weight", "activation"))
     return f"{size}, of which {weights} weights; {working} of working memory, {sum(plan['layers'].values())} layers"
+
+
+def _rounded_by(manifest: "Manifest") -> str:
+    """Say by which text weights were rounded, if by one."""
+    if manifest.calibration is None:
+        return ""
+    return f", rounded by {'the text of kvforge' if manifest.calibration == 'package' else 'a text of your own'}"
 
 
 def _kv_format(manifest: "Manifest") -> str:

@@ -69,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "building", "for a checkpoint, besides --max-num-seqs, --max-num-tokens and --max-seq-len, which are built for"
     )
     add_revision(building)
-    add_build_options(building, leave_out=(*LIMITS, "decoupled_mode", "kv_prediction"))
+    add_build_options(building, leave_out=(*LIMITS, "decoupled_mode", "kv_prediction", "calibration"))
     parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait")
     parser.add_argument("--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most")
     parser.add_argument(

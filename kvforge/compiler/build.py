@@ -14,6 +14,7 @@ from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
+from kvforge.compiler.calibration import calibration_of, check_calibration, may_calibrate
 from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
@@ -57,6 +58,7 @@ def build_engine(
     """
     output, options = Path(output), options or BuildOptions()
     check_output(output, overwrite)
+    check_calibration(options)
     if options.target in HOSTED:
         return load_hosted(options.target).write_engine(Path(checkpoint_path), output, options, overwrite, progress)
     target = load_target(options.target)
@@ -72,10 +74,16 @@ def build_engine(
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
     check_texts(checkpoint, config.vocab_size)
+    calibration = calibration_of(options, resolved, config, checkpoint)
     own_fields = tokens_of_policy(checkpoint.folder / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain(resolved)
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
+        rounded = None
+        if calibration is not None:
+            progress("round")
+            rounded = calibration.round(checkpoint, config, resolved, converted)
+            own_fields["calibration"] = calibration.name
         progress("weights")
         num_parameters = convert_weights(
             checkpoint,
@@ -86,6 +94,7 @@ def build_engine(
             packed_dtype=resolved.packed_dtype,
             num_positions=num_positions(resolved),
             predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
+            rounded=rounded,
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
@@ -137,11 +146,12 @@ def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) ->
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
-    those of that graph. Raises BuildError for an unknown target."""
+    those of that graph, and one whose weights are not calibrated "round". Raises BuildError for an unknown target."""
     if options.target in HOSTED:
         return ("read", *load_hosted(options.target).stages(), "manifest")
     graphs = graph_names(options.max_draft_len, options.early_exit, options.kv_prediction is not None)
-    return ("read", "weights", *load_target(options.target).stages(graphs), "manifest")
+    rounding = ("round",) if may_calibrate(options) else ()
+    return ("read", *rounding, "weights", *load_target(options.target).stages(graphs), "manifest")
 
 
 def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:

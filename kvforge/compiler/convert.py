@@ -1,6 +1,6 @@
 """Streaming a checkpoint's tensors into the engine's one weights file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,24 +42,22 @@ def convert_weights(
     packed_dtype: torch.dtype | None = None,
     num_positions: int = 0,
     predictor: tuple[Checkpoint, Prediction] | None = None,
+    rounded: Mapping[str, dict[str, Tensor]] | None = None,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
-    With ``packed_dtype`` the weights of linear layers are packed as that; as int8, the model is one whose residual
-    stream is in another basis, where it can be (``stream_basis``). One fused tensor is in memory at a time. The
-    RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
-    which graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not
-    counted. ``progress`` is called with the bytes that are written and that
-    will be, as each tensor begins and at the end.
+    With ``packed_dtype`` the weights of linear layers are packed as that, in the basis that ``basis_of`` says, or are
+    those of ``rounded`` by the layer's name, which it empties. One fused tensor is in memory at a time. The RoPE
+    frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions, which
+    graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not counted.
+    ``progress`` is called with the bytes that are written and that will be, as each tensor begins and at the end.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or an element that is not finite in ``dtype``.
     """
     weights = weight_specs(config)
     layers = linears(config) if packed_dtype is not None else {}
-    basis = None
-    if packed_dtype == torch.int8 and can_change(config):
-        basis = StreamBasis(config, lambda spec: _fuse(checkpoint, spec, None))
+    basis = basis_of(checkpoint, config, packed_dtype)
     specs: list[TensorSpec] = []
     sources: dict[str, Callable[[], Tensor]] = {}
     for index, (rope, head_dim) in enumerate(config.rotations):
@@ -84,13 +82,14 @@ def convert_weights(
         layer = weight.name.removesuffix(".weight")
         of_model = basis if origin is checkpoint else None
         if layer in layers and packed_dtype is not None:
-            packed = _Packed(origin, weight, layers[layer], packed_dtype, of_model)
+            known = {} if rounded is None or origin is not checkpoint else rounded.get(layer, {})
+            packed = _Packed(origin, weight, layers[layer], packed_dtype, of_model, known)
             for name, tensor in packed.layout().items():
                 specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
                 sources[f"{layer}.{name}"] = partial(packed.take, name)
         if layer not in layers or weight.name == EMBEDDING:
             specs.append(TensorSpec(weight.name, weight.shape, dtype))
-            sources[weight.name] = partial(_fuse, origin, weight, dtype, of_model)
+            sources[weight.name] = partial(fuse, origin, weight, dtype, of_model)
 
     written, total = 0, sum(spec.num_bytes for spec in specs)
 
@@ -105,20 +104,39 @@ def convert_weights(
     return sum(weight.num_parameters for weight in weights)
 
 
+def basis_of(checkpoint: Checkpoint, config: ModelConfig, packed_dtype: torch.dtype | None) -> StreamBasis | None:
+    """Return the basis of the residual stream of an engine with weights packed so; None where it stays as it is."""
+    is_other = packed_dtype == torch.int8 or (packed_dtype in INT4 and not has_codes(checkpoint, config))
+    if not is_other or not can_change(config):
+        return None
+    return StreamBasis(config, lambda spec: fuse(checkpoint, spec, None))
+
+
+def has_codes(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Return whether weights of a checkpoint are stored in 4 bits, which an int4 engine keeps as they are."""
+    return any(checkpoint.has_codes(source.name) for spec in weight_specs(config) for source in spec.sources)
+
+
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
 class _Packed:
-    """The packed tensors of one linear layer, made when the first of them is taken and dropped one by one. Experts are
-    read and packed one after the other."""
+    """The packed tensors of one linear layer, made when the first of them is taken, unless they are ``known``, and
+    dropped one by one. Experts are read and packed one after the other."""
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: WeightSpec, layer: AnyLinear, dtype: torch.dtype, basis: StreamBasis | None
+        self,
+        checkpoint: Checkpoint,
+        spec: WeightSpec,
+        layer: AnyLinear,
+        dtype: torch.dtype,
+        basis: StreamBasis | None,
+        known: dict[str, Tensor],
     ) -> None:
         self.checkpoint, self.spec, self.layer, self.basis = checkpoint, spec, layer, basis
         self.dtype = dtype_of_packed(layer, dtype)
-        self._left: dict[str, Tensor] = {}
+        self._left = known
 
     def layout(self) -> dict[str, Tensor]:
         """Return the tensors without their contents."""
@@ -136,7 +154,7 @@ class _Packed:
             codes = self._steps(spec) if self.dtype == IN_STEPS else self._codes(spec)
             return packed_tensors(codes, self.layer, self.dtype)
         dtype = self.dtype if self.dtype.is_floating_point else None
-        fused = _fuse(self.checkpoint, spec, dtype, self.basis, is_head=spec.name == EMBEDDING)
+        fused = fuse(self.checkpoint, spec, dtype, self.basis, is_head=spec.name == EMBEDDING)
         return packed_tensors(fused, self.layer, self.dtype)
 
     def _codes(self, spec: WeightSpec) -> Codes:
@@ -182,7 +200,7 @@ def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = No
     return rows
 
 
-def _fuse(
+def fuse(
     checkpoint: Checkpoint,
     spec: WeightSpec,
     dtype: torch.dtype | None,
@@ -192,15 +210,15 @@ def _fuse(
     """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider, or
     in another ``basis``."""
     if spec.stacked:
-        matrices = ({"": _fuse(checkpoint, matrix, dtype, basis)} for matrix in spec.matrices)
+        matrices = ({"": fuse(checkpoint, matrix, dtype, basis)} for matrix in spec.matrices)
         return stack_packed(matrices, spec.stacked)[""]
     change = None if basis is None else basis.change(spec.name, is_head)
     if change is not None:
-        changed = change(_fuse(checkpoint, spec, None))
+        changed = change(fuse(checkpoint, spec, None))
         changed = changed if dtype is None else changed.to(dtype)
         check_finite(changed, spec.sources[0].name, checkpoint.path)
         return changed
     parts = [_read(checkpoint, source, dtype) for source in spec.sources]
     if dtype is None and any(part.dtype == torch.float64 for part in parts):
-        return _fuse(checkpoint, spec, torch.float32)
+        return fuse(checkpoint, spec, torch.float32)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -15,6 +15,7 @@ from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear, rotated_rows
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import SteppedCodes
+from plugins.packed_linear.int8 import ByteCodes
 from plugins.packed_linear.packing import pack_codes
 
 
@@ -87,10 +88,10 @@ def is_rotated(linear: AnyLinear, weight_dtype: torch.dtype) -> bool:
 
 
 def packed_tensors(
-    weight: Tensor | Codes | SteppedCodes, linear: AnyLinear, weight_dtype: torch.dtype
+    weight: Tensor | Codes | SteppedCodes | ByteCodes, linear: AnyLinear, weight_dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed; those
-    of experts ``[E, N, K]`` stacked."""
+    """Return ``weight`` ``[N, K]``, or its codes in 4 or 8 bits, as the tensors that ``linear`` has once it is packed;
+    those of experts ``[E, N, K]`` stacked. Codes are of a rotated weight where it is to be."""
     rotated, weight_dtype = is_rotated(linear, weight_dtype), dtype_of_packed(linear, weight_dtype)
     if isinstance(weight, Tensor) and weight.dim() == 3:
         return stack_packed((packed_tensors(one, linear, weight_dtype) for one in weight), len(weight))

@@ -48,7 +48,8 @@ class BuildOptions:
     ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. ``compute_capabilities`` are the
     GPUs that plans of target ``tensorrt`` are for: "current", or such as "8.9,12.0". Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
-    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache."""
+    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache.
+    ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -69,6 +70,7 @@ class BuildOptions:
     engine_args: str | None = None
     copy_checkpoint: bool = False
     kv_prediction: str | None = None
+    calibration: str = "auto"
 
 
 VLLM_OPTIONS = ("engine_python", "tensor_parallel_size", "pipeline_parallel_size", "engine_args", "copy_checkpoint")

@@ -17,6 +17,7 @@ from kvforge.common.file_lock import hold, locked
 from kvforge.common.staging import staging_directory
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.build import stages
+from kvforge.compiler.calibration import text_hash
 from kvforge.compiler.progress import BuildProgress
 from kvforge.engine_cache.key import content_of, engine_key
 from kvforge.engine_cache.store import ENGINE, ENTRY, Entry, cache_folder, save_entry
@@ -61,7 +62,7 @@ def cached_engine(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = content_of(open_model(path), folder)
-        key = engine_key(content, options, _content_of_predictor(options, folder))
+        key = engine_key(content, options, _content_of_predictor(options, folder), text_hash(options.calibration))
         with locked(folder / f"{key}.lock", lambda: display.note(f"another process builds an engine of {source}")):
             if not _is_whole(folder / key, display):
                 given = {k: v for k, v in dataclasses.asdict(options).items() if v != getattr(BuildOptions(), k)}

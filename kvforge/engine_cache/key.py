@@ -23,9 +23,15 @@ _SETTLED_NS = 2 * 10**9
 """A file that changed later than this before it was read may change again without another time of change."""
 
 
-def engine_key(checkpoint_sha256: str, options: BuildOptions, predictor_sha256: str | None = None) -> str:
+def engine_key(
+    checkpoint_sha256: str,
+    options: BuildOptions,
+    predictor_sha256: str | None = None,
+    calibration_sha256: str | None = None,
+) -> str:
     """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. The content of
-    a predictor counts, as it may change where it lies. Raises BuildError for an unknown target."""
+    a predictor and of a calibration text counts, as it may change where it lies. Raises BuildError for an unknown
+    target."""
     parts: dict[str, Any] = {
         "checkpoint": checkpoint_sha256,
         "options": dataclasses.asdict(options),
@@ -35,6 +41,8 @@ def engine_key(checkpoint_sha256: str, options: BuildOptions, predictor_sha256: 
     }
     if predictor_sha256 is not None:
         parts["predictor"] = predictor_sha256
+    if calibration_sha256 is not None:
+        parts["calibration"] = calibration_sha256
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -27,7 +27,7 @@ LATER_FIELDS = frozenset(
         *("num_experts", "num_active_experts", "expert_intermediate_size", "dense_layers"),
         *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input", "num_shared_experts", "query_rank"),
         *("latent_rank", "latent_rope_dim", "latent_nope_dim", "latent_value_dim"),
-        "auxiliary_model",
+        *("auxiliary_model", "calibration"),
         *("plan_builder", "plan_version", "plan_capabilities", "plan_is_portable", "plan_plugins"),
     }
 )
@@ -149,6 +149,8 @@ class Manifest:
     """Numbers of the latent that queries are made of; None where there is no such latent."""
     auxiliary_model: dict[str, int] = field(default_factory=dict)
     """Of the model that fills the cache of prompts, ``AUXILIARY_SIZES``; empty for nothing."""
+    calibration: str | None = None
+    """The text that linear layers were rounded by: ``package`` or a file's SHA-256; None where they were not."""
 
     plan_builder: str | None = None
     """What built the plans of target ``tensorrt``: the extra that brings it; None without plans."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from kvforge.quantize.gptq import round_by_inputs
 from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.swiftkv.attention import KV
 from kvforge.swiftkv.layout import Layout, make_layout
 from model_defs import ModelConfig
+from plugins.packed_linear.by_inputs import round_by_inputs
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import half_scales_of_steps, round_in_steps
 
@@ -39,7 +39,7 @@ def quantize_layers(
         for name, linear in _linears(layer):
             # No token of the calibration may have come to an expert.
             seen = moments.get(name)
-            rounded = _round_unseen(linear.weight) if seen is None else round_by_inputs(linear.weight, seen)
+            rounded = _round_unseen(linear.weight) if seen is None else round_by_inputs(linear.weight, seen).as_codes()
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:

@@ -9,6 +9,12 @@ from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.tasks.prompt import make_example
 from kvforge.tokenization.files import read_tokenizer, spread_pieces, tokens_before_text
 
+PACKAGE_TEXT = Path(__file__).with_name("texts") / "calibration.txt"
+"""Texts of many kinds, written for this project, that rounding goes by where no other is given."""
+
+CHECK_TEXT = PACKAGE_TEXT.with_name("check.txt")
+"""Other ones, to compare models on."""
+
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "needle_multi", "arithmetic")
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.kv_quantization import SMALLEST_SCALE, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_blocks
 from plugins.packed_linear.int4 import GROUP_DEPTH, Codes, factors, half_scales, round_to_codes
 from plugins.packed_linear.int4_steps import SteppedCodes, round_in_steps
+from plugins.packed_linear.int8 import ByteCodes
 
 PANEL = 64
 """Outputs of a panel. A gated panel holds 32 rows of the gate and then the same 32 rows of up."""
@@ -74,36 +75,34 @@ def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tupl
             for first, last in _ranges(num_panels):
                 _pack_panels(_round(_rows_of_panels(weight, first, last, gated), weight_dtype), packed, scales, first)
         return packed, scales
-    group, depth = GROUP[weight_dtype], weight.shape[1]
-    num_groups = -(-depth // group)
-    packed = weight.new_empty((num_panels, num_groups, PANEL, group), dtype=weight_dtype)
-    is_int8 = weight_dtype == torch.int8
-    sums = weight.new_empty((2, num_panels * PANEL), dtype=torch.float32) if is_int8 else None
-    if weight.is_meta:
-        return packed, sums
-    words = packed.view(torch.int32)[..., 0]  # a group is moved as one word
-    for first, last in _ranges(num_panels):
-        rows = _rows_of_panels(weight, first, last, gated)
-        if sums is not None:
-            scale = dynamic_scale(rows, torch.int8)
-            rows = quantize(rows, scale[:, None], torch.int8)
-            sums[0, first * PANEL : last * PANEL] = scale
-            sums[1, first * PANEL : last * PANEL] = rows.sum(1, dtype=torch.int64)
-        rows = F.pad(rows.to(weight_dtype), (0, -depth % group)).contiguous()
-        words[first:last] = rows.view(torch.int32).view(-1, PANEL, num_groups).transpose(1, 2)
-    return packed, sums
+    packed, scales = _empty(weight, gated, weight_dtype)
+    if not weight.is_meta:
+        for first, last in _ranges(num_panels):
+            rows = _rows_of_panels(weight, first, last, gated)
+            if weight_dtype == torch.int8:
+                scale = dynamic_scale(rows, torch.int8)
+                part = ByteCodes(quantize(rows, scale[:, None], torch.int8), scale)
+                _pack_bytes(part, packed, scales, first)
+            else:
+                _pack_rows(rows.to(weight_dtype), packed, first)
+    return packed, scales
 
 
-def pack_codes(weight: Codes | SteppedCodes, gated: bool = False) -> tuple[Tensor, Tensor]:
-    """Pack a weight that is in 4 bits already, in groups of 32, as `pack` does; no code changes.
+def pack_codes(weight: Codes | SteppedCodes | ByteCodes, gated: bool = False) -> tuple[Tensor, Tensor]:
+    """Pack a weight that is in 4 bits already, in groups of 32, or in 8, as `pack` does; no code changes.
 
     Raises ValueError for an odd number of gated rows.
     """
-    packed, factor = _empty_int4(weight.codes, gated, _kind(weight))
+    if isinstance(weight, ByteCodes):
+        packed, factor = _empty(weight.codes, gated, torch.int8)
+    else:
+        packed, factor = _empty_int4(weight.codes, gated, _kind(weight))
     for first, last in _ranges(len(packed)):
         rows_of = partial(_rows_of_panels, first=first, last=last, gated=gated)
         codes = rows_of(weight.codes)
-        if isinstance(weight, SteppedCodes):
+        if isinstance(weight, ByteCodes):
+            _pack_bytes(ByteCodes(codes, rows_of(weight.scales[:, None])[:, 0]), packed, factor, first)
+        elif isinstance(weight, SteppedCodes):
             part = SteppedCodes(codes, rows_of(weight.steps), rows_of(weight.scales[:, None])[:, 0])
             _pack_panels(part, packed, factor, first)
         else:
@@ -154,10 +153,34 @@ def _ranges(num_panels: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + PANELS_AT_ONCE, num_panels)
 
 
+def _empty(weight: Tensor, gated: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Packed weights in bfloat16 or int8, and what int8's outputs have besides."""
+    num_panels, group = _num_panels(weight.shape[0], gated), GROUP[dtype]
+    packed = weight.new_empty((num_panels, -(-weight.shape[1] // group), PANEL, group), dtype=dtype)
+    has_scales = dtype == torch.int8
+    return packed, weight.new_empty((2, num_panels * PANEL), dtype=torch.float32) if has_scales else None
+
+
 def _empty_int4(weight: Tensor, gated: bool, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     num_panels, num_groups = _num_panels(weight.shape[0], gated), -(-weight.shape[1] // GROUP_DEPTH)
     packed = weight.new_empty((num_panels, num_groups, _GROUP_BYTES[kind]), dtype=torch.uint8)
     return packed, weight.new_empty((1, num_panels * PANEL), dtype=torch.float32)
+
+
+def _pack_rows(rows: Tensor, packed: Tensor, first: int) -> None:
+    """Write the rows of some panels, the first of which is `first`, to their places: a group is moved as one word."""
+    words, group = packed.view(torch.int32)[..., 0], packed.shape[-1]
+    rows = F.pad(rows, (0, -rows.shape[1] % group)).contiguous().view(torch.int32)
+    words[first : first + len(rows) // PANEL] = rows.view(-1, PANEL, words.shape[1]).transpose(1, 2)
+
+
+def _pack_bytes(weight: ByteCodes, packed: Tensor, scales: Tensor | None, first: int) -> None:
+    """The same of bytes, with their scales and sums."""
+    assert scales is not None
+    _pack_rows(weight.codes, packed, first)
+    outputs = slice(first * PANEL, first * PANEL + len(weight.codes))
+    scales[0, outputs] = weight.scales.clamp(min=SMALLEST_SCALE)  # of outputs that there are not, 0
+    scales[1, outputs] = weight.codes.sum(1, dtype=torch.int64)
 
 
 def _pack_panels(weight: Codes | SteppedCodes, packed: Tensor, factor: Tensor, first: int) -> None:

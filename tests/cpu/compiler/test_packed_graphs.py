@@ -69,7 +69,7 @@ def converted(model: Model, weight_dtype: torch.dtype | None) -> dict[str, Tenso
 
 
 def in_basis(model: Model, weights: dict[str, Tensor], is_head: bool) -> dict[str, Tensor]:
-    """Plain weights in the basis that those of an int8 engine have, which quantizes linear layers from float32;
+    """Plain weights in the basis that those of an int8 or int4 engine have, which quantizes linear layers from float32;
     ``is_head``: the embedding as the head."""
     basis = StreamBasis(model.config, lambda spec: weights[spec.name])
     found = {}
@@ -93,7 +93,7 @@ def logits(model: Model, weight_dtype: torch.dtype | None, like: torch.dtype | N
     weights in the basis of an engine ``like`` that."""
     config, tokens, weights = model.config, prompt(), converted(model, weight_dtype)
     of_head = weights
-    if like == torch.int8:
+    if like in (torch.int8, IN_STEPS):
         of_head, weights = (in_basis(model, weights, is_head) for is_head in (True, False))
     pages = -(-TOKENS // PAGE_SIZE)
     shape = (pages, PAGE_SIZE, config.num_kv_heads, config.head_dim)
@@ -193,4 +193,4 @@ def test_packed_weights_are_aligned_and_the_lookup_is_plain(
         assert packed.dtype == stored and packed.data_ptr() % 64 == scales.data_ptr() % 64 == 0
         assert f"{name}.weight" not in weights or name == "embed"
     table = model.weights["model.embed_tokens.weight"]
-    assert torch.equal(weights["embed.weight"], (rotate(table) if weight_dtype == torch.int8 else table).bfloat16())
+    assert torch.equal(weights["embed.weight"], rotate(table).bfloat16())

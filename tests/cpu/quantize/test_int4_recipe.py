@@ -13,10 +13,10 @@ from kvforge.cli import main
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears
 from kvforge.quantize import quantize_checkpoint
-from kvforge.quantize.gptq import round_by_inputs
 from kvforge.swiftkv import load_model
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs.weights import weight_specs
+from plugins.packed_linear.by_inputs import round_by_inputs
 from plugins.packed_linear.int4 import round_to_codes
 from plugins.packed_linear.int4_steps import half_scales_of_steps, in_steps, round_in_steps
 from plugins.packed_linear.packing import IN_STEPS, unpack, unpack_codes
@@ -34,7 +34,8 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_inputs_that_have_nothing_in_common_leave_the_nearest_codes() -> None:
     weight = normal(20, 70)
     rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_in_steps(weight, half_scales_of_steps(weight))
-    assert torch.equal(rounded.scales, nearest.as_codes().scales) and torch.equal(rounded.codes, nearest.codes)
+    assert torch.equal(rounded.as_codes().scales, nearest.as_codes().scales)
+    assert torch.equal(rounded.codes, nearest.codes)
 
 
 def test_scales_are_whole_steps_of_any_size() -> None:
@@ -43,7 +44,7 @@ def test_scales_are_whole_steps_of_any_size() -> None:
     inputs = normal(500, 128) @ (normal(128, 128, seed=1) / 4 + torch.eye(128))
     for size in (1.0, 1e-3, 1e-5, 1e-7, 1e-9):
         weight = normal(64, 128, seed=2) * size
-        rounded = round_by_inputs(weight, inputs.T @ inputs)
+        rounded = round_by_inputs(weight, inputs.T @ inputs).as_codes()
         stepped = in_steps(rounded)
         assert stepped is not None and torch.equal(stepped.codes, rounded.codes), size
         torch.testing.assert_close(stepped.dequantize(), rounded.dequantize(), rtol=STEP_ROUNDING, atol=0)

@@ -63,6 +63,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "engine_args": "no JSON yet",
         "copy_checkpoint": True,
         "kv_prediction": "predictor",
+        "calibration": "a text",
         "compute_capabilities": "8.9,12.0",
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.compiler.build import num_positions, open_prediction, tokens_of_policy
+from kvforge.compiler.calibration import calibration_of
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
@@ -106,9 +107,17 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
         resolved, predictor = dataclasses.replace(resolved, prediction=prediction), (opened, prediction)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
-        dtype, packed = resolved.torch_dtype, resolved.packed_dtype
-        positions = num_positions(resolved)
-        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=positions, predictor=predictor)
+        calibration = calibration_of(options, resolved, config, source)
+        convert_weights(
+            source,
+            config,
+            resolved.torch_dtype,
+            path,
+            packed_dtype=resolved.packed_dtype,
+            num_positions=num_positions(resolved),
+            predictor=predictor,
+            rounded=None if calibration is None else calibration.round(source, config, resolved),
+        )
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None
     if resolved.policy.reads_tokens or resolved.policy.texts:

@@ -1,0 +1,106 @@
+"""By which text the weights of an engine are rounded: the package's, the user's, or by none."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint import Checkpoint
+from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.common.number_formats import INT4_WEIGHTS, QUANTIZED_WEIGHT_BYTES
+from kvforge.compiler.convert import EMBEDDING, basis_of, fuse, has_codes
+from kvforge.compiler.options import BuildOptions, ResolvedOptions
+from kvforge.compiler.round_by_text import Progress, round_by_text
+from kvforge.tokenization.calibration import PACKAGE_TEXT, calibration_samples
+from model_defs import ModelConfig
+from model_defs.weights import weight_specs
+
+AUTO, NONE, PACKAGE = "auto", "none", "package"
+"""What an option may be besides the path of a text: the package's for int4 weights of a model that is not too large."""
+
+MAX_AUTOMATIC_PARAMETERS = 2 * 10**9
+"""Beyond, rounding by a text takes many minutes on a few cores, and is done where it is asked for."""
+
+NUM_SAMPLES, NUM_TOKENS = 8, 512
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Token ids to round by, and the manifest's name of their text."""
+
+    samples: list[list[int]]
+    name: str
+
+    def round(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        options: ResolvedOptions,
+        progress: Progress = lambda done, total: None,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the packed tensors of the engine's linear layers, as ``round_by_text`` does."""
+        specs = {spec.name: spec for spec in weight_specs(config)}
+        basis = basis_of(checkpoint, config, options.packed_dtype)
+
+        def read(name: str, is_head: bool) -> Tensor:
+            return fuse(checkpoint, specs[name], torch.float32, basis, is_head and name == EMBEDDING)
+
+        return round_by_text(config, options, read, self.samples, progress)
+
+
+def may_calibrate(options: BuildOptions) -> bool:
+    """Return whether an engine with these options can be rounded by a text."""
+    is_wanted = options.weight_dtype in INT4_WEIGHTS if options.calibration == AUTO else options.calibration != NONE
+    return is_wanted and options.weight_dtype in QUANTIZED_WEIGHT_BYTES
+
+
+def check_calibration(options: BuildOptions) -> None:
+    """Raise BuildError where a text is given for weights that are not rounded."""
+    if options.calibration not in (AUTO, NONE) and not may_calibrate(options):
+        raise BuildError(
+            f"--calibration is for weights that are rounded, and --weight-dtype {options.weight_dtype} rounds none; "
+            f"give --weight-dtype {' or '.join(QUANTIZED_WEIGHT_BYTES)}, or leave it out."
+        )
+
+
+def calibration_of(
+    options: BuildOptions, resolved: ResolvedOptions, config: ModelConfig, checkpoint: Checkpoint
+) -> Calibration | None:
+    """Return what to round the engine's weights by; None to round them to the nearest, or not at all.
+
+    Raises:
+        BuildError: a text for weights that the checkpoint has in 4 bits already.
+        KvforgeError: the text cannot be read, or is too short.
+        CheckpointError: the tokenizer gives tokens that the model has not.
+    """
+    if not may_calibrate(options):
+        return None
+    keeps_codes = resolved.quantized_weights in INT4_WEIGHTS and has_codes(checkpoint, config)
+    if options.calibration == AUTO and (keeps_codes or _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS):
+        return None
+    if keeps_codes:
+        raise BuildError(
+            f"{checkpoint.path} has weights in 4 bits already, which an int4 engine keeps as they are; leave "
+            "--calibration out."
+        )
+    own = text_hash(options.calibration)
+    text = PACKAGE_TEXT if own is None else Path(options.calibration)
+    num_tokens = min(NUM_TOKENS, config.max_position)
+    samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
+    return Calibration(samples, own or PACKAGE)
+
+
+def text_hash(calibration: str) -> str | None:
+    """Return the SHA-256 of the user's text; None where there is none. Raises KvforgeError where it cannot be read."""
+    if calibration in (AUTO, NONE, PACKAGE):
+        return None
+    try:
+        return hashlib.sha256(Path(calibration).read_bytes()).hexdigest()
+    except OSError as error:
+        raise KvforgeError(f"The calibration text {calibration} cannot be read ({error.strerror}).") from None
+
+
+def _num_parameters(config: ModelConfig) -> int:
+    return sum(spec.num_parameters for spec in weight_specs(config))

@@ -1,0 +1,167 @@
+"""Weights that are rounded by what a text makes of their inputs, when an engine is built."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.compiler import build_engine
+from kvforge.compiler.calibration import PACKAGE, Calibration, calibration_of, may_calibrate
+from kvforge.compiler.convert import basis_of, fuse
+from kvforge.compiler.cpu_graph import dtype_of_packed, linears, packed_tensors
+from kvforge.compiler.options import PACKED_DTYPES, BuildOptions, ResolvedOptions, resolve
+from kvforge.quantize import quantize_checkpoint
+from kvforge.tokenization.calibration import PACKAGE_TEXT
+from model_defs import ModelConfig
+from model_defs.weights import weight_specs
+from plugins.packed_linear.by_inputs import round_by_inputs, round_to_bytes_by_inputs, round_to_codes_by_inputs
+from plugins.packed_linear.int4 import round_to_codes
+from plugins.packed_linear.packing import pack, pack_codes
+from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
+
+STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-swiftkv"
+SAMPLES = [
+    torch.randint(3, 320, (30 + size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (0, 9)
+]
+
+
+def resolved(path: Path, **options: str) -> tuple[ModelConfig, ResolvedOptions]:
+    config = read_model_config(open_model(path))
+    given = BuildOptions(page_size=8, max_seq_len=64, **options)
+    return config.for_length(64), resolve(given, config, "F32")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rounding", ["int8", "int4_scales", "int4_zeros"])
+def test_outputs_are_nearer_than_by_the_nearest_codes(rounding: str) -> None:
+    """Inputs go together, and one is always zero; int4's steps are tested with the recipe."""
+    weight = normal(48, 96)
+    inputs = normal(600, 12, seed=1) @ normal(12, 96, seed=2) + 0.3 * normal(600, 96, seed=3)
+    inputs[:, 5] = 0
+    moments = inputs.T @ inputs
+    if rounding == "int8":
+        found, scale = round_to_bytes_by_inputs(weight, moments), weight.abs().amax(1, keepdim=True) / 127
+        assert torch.equal(found.scales, scale[:, 0])
+        left, nearest = found.dequantize(), (weight / scale).round() * scale
+    else:
+        zeros = rounding == "int4_zeros"
+        codes = round_to_codes_by_inputs(weight, moments, zeros)
+        assert (codes.zeros is not None) == zeros
+        left, nearest = codes.dequantize(), round_to_codes(weight, zeros).dequantize()
+
+    def error(rounded: Tensor) -> Tensor:
+        return (inputs @ (rounded - weight).T).square().sum()
+
+    assert error(left) < 0.5 * error(nearest)
+
+
+def test_without_common_inputs_bytes_are_the_nearest() -> None:
+    weight = normal(70, 40)
+    packed, scales = pack_codes(round_to_bytes_by_inputs(weight, torch.eye(40)), gated=True)
+    expected, expected_scales = pack(weight, torch.int8, gated=True)
+    assert torch.equal(packed, expected) and torch.equal(scales, expected_scales)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("family", sorted(ALL_FAMILIES))
+def test_every_layer_of_every_family_is_rounded(family: str, weights: str, tmp_path: Path) -> None:
+    """Also with tied heads. The first layer's are what its own inputs say."""
+    path = make_checkpoint(tmp_path / "c", family, tie_word_embeddings=True, num_hidden_layers=2)
+    check_all_layers(path, weights)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4_zeros"])
+def test_every_layer_above_a_cut_and_at_an_early_exit_is_rounded(weights: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "c", "qwen3", cut=2, group_size=2, early_exit=True, attention_bias=True)
+    check_all_layers(path, weights)
+
+
+def check_all_layers(path: Path, weights: str) -> None:
+    checkpoint, (config, options) = open_model(path), resolved(path, weight_dtype=weights)
+    told: list[tuple[int, int]] = []
+    found = Calibration(SAMPLES, PACKAGE).round(
+        checkpoint, config, options, lambda done, total: told.append((done, total))
+    )
+    dtype, specs = PACKED_DTYPES[weights], {spec.name: spec for spec in weight_specs(config)}
+    layers = {n: x for n, x in linears(config).items() if not dtype_of_packed(x, dtype).is_floating_point}
+    assert set(found) == set(layers)
+    for name, layer in layers.items():
+        shape = specs[f"{name}.weight"].shape
+        expected = packed_tensors(torch.empty(shape, device="meta"), layer, dtype)
+        assert {part: (x.shape, x.dtype) for part, x in found[name].items()} == {
+            part: (x.shape, x.dtype) for part, x in expected.items()
+        }
+    assert told[-1] == (sum(layer.weight.numel() for layer in layers.values()),) * 2
+    basis = basis_of(checkpoint, config, dtype)
+    if config.latent is not None or config.embedding_scale != 1.0:
+        return
+
+    def read(name: str) -> Tensor:
+        return fuse(checkpoint, specs[name], torch.float32, basis)
+
+    stream = read("embed.weight")[torch.tensor([*SAMPLES[0], *SAMPLES[1]])]
+    normed = stream * torch.rsqrt(stream.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+    rows = normed * read("layers.0.input_norm.weight")
+    rounding = {"int8": round_to_bytes_by_inputs, "int4": round_by_inputs}.get(weights)
+    if rounding is not None:
+        codes = rounding(read("layers.0.qkv.weight"), rows.T @ rows)
+        want = pack_codes(codes)
+        same = (found["layers.0.qkv"]["packed"] == want[0]).float().mean()
+        assert same > 1 - NEAR_TIES
+        assert torch.equal(found["layers.0.qkv"]["scales"][0], want[1][0])
+
+
+NEAR_TIES = 0.01
+"""The share of bytes that may be others, where the order of float32's sums in the moments decides."""
+
+
+def test_which_text_an_engine_is_rounded_by(tmp_path: Path) -> None:
+    """int4 by the package's unless told otherwise, int8 where asked for, nothing else."""
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, dtype=torch.bfloat16)
+    own = tmp_path / "text"
+    own.write_text(PACKAGE_TEXT.read_text())
+    names = {}
+    for weights in ("auto", "int8", "int4", "int4_scales", "int4_zeros"):
+        for calibration in ("auto", "none", "package", str(own)):
+            options = BuildOptions(weight_dtype=weights, calibration=calibration, page_size=8)
+            if weights == "auto" and calibration in ("package", str(own)):
+                with pytest.raises(BuildError, match="--calibration is for weights that are rounded"):
+                    build_engine(path, tmp_path / "e", options)
+                continue
+            found = calibration_of(options, resolve_of(path, options), *opened(path))
+            assert (found is not None) == may_calibrate(options)
+            names[weights, calibration] = None if found is None else found.name
+            assert found is None or (len(found.samples), len(found.samples[0])) == (8, 512)
+    for weights in ("int8", "int4", "int4_scales", "int4_zeros"):
+        assert names[weights, "auto"] == (None if weights == "int8" else PACKAGE)
+        assert names[weights, "none"] is None and names[weights, "package"] == PACKAGE
+        assert len(names[weights, str(own)] or "") == 64
+    own.write_text("short")
+    options = BuildOptions(weight_dtype="int4", calibration=str(own), page_size=8)
+    with pytest.raises(KvforgeError, match="has 5 tokens and one sample needs 512"):
+        calibration_of(options, resolve_of(path, options), *opened(path))
+
+
+def test_codes_of_a_checkpoint_are_not_rounded_again(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, dtype=torch.bfloat16)
+    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=400)
+    options = BuildOptions(weight_dtype="int4", page_size=8)
+    assert calibration_of(options, resolve_of(tmp_path / "int4", options), *opened(tmp_path / "int4")) is None
+    options = BuildOptions(weight_dtype="int4", page_size=8, calibration="package")
+    with pytest.raises(BuildError, match="has weights in 4 bits already"):
+        calibration_of(options, resolve_of(tmp_path / "int4", options), *opened(tmp_path / "int4"))
+
+
+def opened(path: Path):
+    checkpoint = open_model(path)
+    return read_model_config(checkpoint), checkpoint
+
+
+def resolve_of(path: Path, options: BuildOptions) -> ResolvedOptions:
+    return resolve(options, read_model_config(open_model(path)), "BF16")
