@@ -113,11 +113,11 @@ class Measurement:
         self.expected: np.ndarray | None = None
 
     def row(self, cell: Cell) -> dict[str, Any]:
-        """Return what is found of a cell."""
-        if self.expected is None:
-            self.expected = self._decode(self._open(Cell(FULL)))
+        """Return what is found of a cell; the full cache is beside itself."""
         generator = self._open(cell)
-        found = divergence(self.expected, self._decode(generator))
+        if self.expected is None:
+            self.expected = self._decode(generator if cell == Cell(FULL) else self._open(Cell(FULL)))
+        found = divergence(self.expected, self.expected if cell == Cell(FULL) else self._decode(generator))
         asked = self.examples if cell.budget in (None, max(self.args.budget)) else {}
         return {**cell._asdict(), **found, "retrieval": [retrieval(generator, *one) for one in asked.items()]}
 
