@@ -8,20 +8,23 @@ import numpy as np
 from kvforge.runtime import LLMEngine, SamplingParams
 
 
-def forced_logits(engine: LLMEngine, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, np.ndarray]]:
+def forced_logits(
+    engine: LLMEngine, texts: Sequence[Sequence[int]], num_prompt: int = 1
+) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield (text, place, logits [vocab] float32): the model's own for the token at ``place`` of a text, as they come.
 
-    The first token of each text is its prompt; every further one is computed in a decode step of its own. The engine
-    has nothing else to do. Raises RuntimeError where a text cannot be computed.
+    The first ``num_prompt`` tokens of each text are its prompt; every further one is computed in a decode step of its
+    own. The engine has nothing else to do. Raises RuntimeError where a text cannot be computed.
     """
     scheduler: Any = engine.scheduler
     append = scheduler.append
     scheduler.append = lambda sequences, _: append(sequences, [texts[int(s.request_id)][s.length] for s in sequences])
-    places = [1] * len(texts)
+    places = [num_prompt] * len(texts)
     try:
         for index, text in enumerate(texts):
-            params = SamplingParams(temperature=0.0, max_tokens=len(text) - 1, ignore_eos=True, return_logits=True)
-            engine.add_request(str(index), list(text[:1]), params)
+            num_forced = len(text) - num_prompt
+            params = SamplingParams(temperature=0.0, max_tokens=num_forced, ignore_eos=True, return_logits=True)
+            engine.add_request(str(index), list(text[:num_prompt]), params)
         while engine.has_unfinished():
             for output in engine.step():
                 if output.finish_reason == "error":

@@ -10,9 +10,6 @@ query have no row under the cut. Everything under --work is kept: an interrupted
 asks only the new prompts. Writes OUTPUT.json, .md and .png.
 """
 
-import dataclasses
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,9 @@ from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.kv_policies import Need, parse, policies
 from kvforge.kv_policies.eviction.policy import Eviction
-from kvforge.manifest import load_manifest, save_manifest
 from perf.harness.command import positive, run_main
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.policy_engines import with_parameters
 from perf.quality.answers import Questions
 from perf.quality.eviction_report import write_report
 from perf.quality.scores import quality_parser
@@ -53,13 +50,7 @@ def engine_of(model: str, rule: str, budget: int | None, length: int, work: Path
     built = cached_engine(work / "engines" / name, MODELS[model], options)
     if budget is None or knows_budget:
         return built
-    copy = built.with_name(f"{built.name}-{budget}")
-    if not copy.exists():
-        shutil.copytree(built, copy, copy_function=os.link)
-        manifest = dataclasses.replace(load_manifest(built), kv_policy_parameters=parse(policy).parameters)
-        (copy / "engine.json").unlink()
-        save_manifest(manifest, copy)
-    return copy
+    return with_parameters(built, built.with_name(f"{built.name}-{budget}"), policy)
 
 
 def cells_of(models: list[str], rules: list[str], budgets: dict[str, list[int]]) -> list[tuple[str, str, int | None]]:

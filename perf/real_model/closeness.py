@@ -53,20 +53,20 @@ def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def markdown(report: Report) -> str:
-    """Return the tables."""
+def markdown(report: Report, subject: str = "engine") -> str:
+    """Return the tables of rows that are of a ``subject`` each."""
     rows = report["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     cells = {(row["name"], row["kind"]): row for row in rows}
     lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
-    head = ["engine", "KL, nats a token", "same best token", "perplexity, teacher's = 1"]
+    head = [subject, "KL, nats a token", "same best token", "perplexity, teacher's = 1"]
     lines += ["Means over the kinds of text.", ""]
     body = [
         [m["name"], f"{m['kl']:.4f}", f"{100 * m['agreement']:.1f}%", f"{m['perplexity']:.3f}"] for m in means(rows)
     ]
     lines += [markdown_table(head, body, "lrrr")]
     for title, show in (
-        ("KL(teacher ‖ engine), nats a token, 95% intervals", lambda row: _interval(row["kl"], 4)),
+        (f"KL(teacher ‖ {subject}), nats a token, 95% intervals", lambda row: _interval(row["kl"], 4)),
         ("Same best token, %", lambda row: _interval(row["agreement"], 1, 100)),
         (
             "Perplexity (teacher's)",
@@ -77,7 +77,7 @@ def markdown(report: Report) -> str:
             [name, *(show(cells[name, kind]) if (name, kind) in cells else "" for kind in kinds)]
             for name in dict.fromkeys(row["name"] for row in rows)
         ]
-        lines += ["", title, "", markdown_table(["engine", *kinds], table, "l" + "r" * len(kinds))]
+        lines += ["", title, "", markdown_table([subject, *kinds], table, "l" + "r" * len(kinds))]
     return "\n".join(lines) + "\n"
 
 

@@ -41,6 +41,8 @@ CONTENTS = {
     ),
     "plans": Content("plans of TensorRT for RTX", _by_program("perf.gpu.tensorrt_rtx"), is_path=False),
     "fa3": Content("FlashAttention 3", lambda folder: unpack_wheels(("tokenspeed-fa3",), folder)),
+    "gguf": Content("the reader of GGUF files", lambda folder: unpack_wheels(("gguf",), folder)),
+    "smollm2": Content("a real model, texts and prompts", _by_program("perf.gpu.student"), is_path=False),
     "tunings": Content("kernels in many block sizes, compiled", _by_program("perf.gpu.tunings"), is_path=False),
 }
 

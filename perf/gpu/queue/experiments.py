@@ -7,6 +7,8 @@ _ATTENTION = ("plugins/paged_attention/cuda*.py", "plugins/triton_*.py", "perf/g
 _8B = ("perf/gpu/models.py", "perf/gpu/llama8b.py", *TIMING, *GRAPHS)
 _SCHEDULER = ("kvforge/runtime/scheduling/*.py", "kvforge/runtime/step/*.py")
 
+_DISTILLATION = ("kvforge/distill/*.py", "kvforge/rewire/*.py", "kvforge/swiftkv/*.py")
+
 
 def _llama8b(inputs: int, seconds: int, requests: int) -> Experiment:
     """Every variant at one length of prompts."""
@@ -101,4 +103,20 @@ EXPERIMENTS = (
         ("perf/gpu/suite.py", "tests/gpu/*.py", *GRAPHS),
     ),
     _llama8b(131072, 150, 6),
+    Experiment(
+        "student",
+        "how much of a real model's damage by a cut at half does a quarter of an hour's distillation recover?",
+        530,
+        "perf.gpu.student",
+        ("--smollm2", "{carried}/smollm2", "--seconds", "505"),
+        ("--tiny",),
+        (
+            "perf/gpu/student.py",
+            "perf/gpu/student_*.py",
+            "perf/real_model/sampled.py",
+            "perf/real_model/outputs.py",
+            *_DISTILLATION,
+        ),
+        carried=("smollm2", "gguf"),
+    ),
 )

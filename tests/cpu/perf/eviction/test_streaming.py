@@ -32,6 +32,19 @@ def test_forced_texts_have_the_logits_of_each_alone(policy: str) -> None:
     assert not together.has_unfinished() and together.stats()["num_used_pages"] == 0
 
 
+def test_forced_texts_may_begin_with_longer_prompts() -> None:
+    session = small_session({"kv_policy": "snapkv:budget=16,window=4"}, head_dim=10, cut=3, num_layers=3)
+    rng = random.Random(1)
+    texts = [[rng.randrange(3, 96) for _ in range(length)] for length in (40, 35)]
+    together = LLMEngine(session=session, num_pages=64)
+    got = {(index, place): logits for index, place, logits in forced_logits(together, texts, num_prompt=30)}
+    assert set(got) == {(index, place) for index, text in enumerate(texts) for place in range(30, len(text))}
+    for index, text in enumerate(texts):
+        _, alone = run_forced(LLMEngine(session=session, num_pages=64), text[:30], text[30:-1])
+        several = torch.from_numpy(np.stack([got[index, place] for place in range(30, len(text))]))
+        assert_near(several, torch.from_numpy(alone), model_error(session._lower.config, len(text)))
+
+
 def test_stretches_leave_out_the_first_token_and_hold_the_mean() -> None:
     loss = np.log(np.array([[99.0, 2.0, 3.0, 4.0, 5.0], [99.0, 8.0, 3.0, 1.0, 5.0]]))
     first, second, third = stretches(loss, 2)

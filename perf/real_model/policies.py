@@ -1,0 +1,173 @@
+"""What KV policies cost a real model: divergence from the full cache over the budget, and retrieval from long prompts.
+
+    python -m perf.real_model.policies CHECKPOINT TEXTS [--work DIR] [--policy snapkv] [--budget 128] [--length 2048]
+        [--output perf/results/NAME] [--append] [--minutes 20]
+
+TEXTS has a text file for each kind, such as the ``held-out`` of ``perf.real_model.texts``. Of each document the first
+``--length`` tokens are the prompt, computed at once; the text's next ``--forced`` tokens follow, each in a decode step
+of its own. KL(full cache || policy), in nats a token, and the share of equal best tokens are those of all of these
+tokens but the first, which the prompt's own step predicts; 95% intervals over documents. Retrieval: the task
+``needle_single``, exact matches, under the full cache and each policy's largest budget. Engines under --work are built
+once. OUTPUT.jsonl has a line a cell, which a later run with --append leaves out. Writes OUTPUT.json, .md and .svg.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvforge.common.errors import KvforgeError
+from kvforge.compiler import BuildOptions
+from kvforge.evaluation.bootstrap import bootstrap_interval
+from kvforge.evaluation.compare import kl_divergence
+from kvforge.evaluation.documents import text_documents
+from kvforge.evaluation.engine import EngineGenerator
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct, wilson
+from kvforge.manifest import TOKENIZER_DIR
+from kvforge.runtime import LLMEngine
+from kvforge.tasks.prompt import Example
+from perf.harness.command import (
+    Report,
+    add_report,
+    add_resume,
+    add_work,
+    begin_dated_report,
+    make_parser,
+    positive,
+    run_program,
+)
+from perf.harness.engines import tokenizer_of
+from perf.harness.files import read_lines, run_cells
+from perf.harness.forced import forced_logits
+from perf.quality.answers import examples_of
+from perf.real_model.policies_report import markdown, plot
+from perf.real_model.policy_cells import FULL, NAMES, Cell, Engines, cells_of
+
+TASK, SEED = "needle_single", 1
+SETTINGS = ("length", "forced", "num_documents", "retrieval_length", "num_prompts")
+"""Cells of other ones are not taken over from an earlier run."""
+
+
+def documents_of(texts: Path, engine: Path, num: int, length: int) -> list[list[int]]:
+    """Return ``num`` pieces of ``length`` tokens of each kind of text."""
+    files = sorted(texts.glob("*.txt"))
+    if not files:
+        raise KvforgeError(f"{texts} has no .txt file; perf.real_model.texts writes some.")
+    tokenizer = tokenizer_of(engine)
+    return [document for file in files for document in text_documents(file, tokenizer, num, length)]
+
+
+def decode_logits(engine: LLMEngine, documents: Sequence[list[int]], num_prompt: int) -> np.ndarray:
+    """Return the logits of the tokens that decode steps predict, ``[documents, forced - 1, vocab]`` float32."""
+    num_decoded = len(documents[0]) - num_prompt - 1
+    found = np.zeros((len(documents), num_decoded, engine.manifest.vocab_size), np.float32)
+    for index, place, logits in forced_logits(engine, documents, num_prompt):
+        if place > num_prompt:
+            found[index, place - num_prompt - 1] = logits
+    return found
+
+
+def divergence(full: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    """Return KL(full || other) and the share of equal best tokens of logits ``[documents, tokens, vocab]``, each with
+    its interval, and how many tokens there are."""
+    kl, same = [], []
+    for expected, found in zip(torch.from_numpy(full), torch.from_numpy(other), strict=True):
+        kl.append(float(kl_divergence(expected, found).sum()))
+        same.append(int((expected.argmax(-1) == found.argmax(-1)).sum()))
+    counts = [full.shape[1]] * len(full)
+    return {
+        "kl": asdict(bootstrap_interval(kl, counts)),
+        "agreement": asdict(bootstrap_interval(same, counts)),
+        "num_tokens": sum(counts),
+    }
+
+
+def retrieval(generator: EngineGenerator, length: int, examples: Sequence[Example]) -> dict[str, Any]:
+    """Return how many prompts of a length are answered exactly, with the share's Wilson interval."""
+    given = generator([example.prompt for example in examples])
+    right = sum(is_correct(example, text) for example, text in zip(examples, given, strict=True))
+    low, high = wilson(right, len(examples))
+    return {"length": length, "num_prompts": len(examples), "num_correct": right, "low": low, "high": high}
+
+
+class Measurement:
+    """Measures cells of one checkpoint, the full cache's logits at hand."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.longest = max(args.length + args.forced - MAX_ANSWER_TOKENS, *args.retrieval_length)
+        options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=self.longest + MAX_ANSWER_TOKENS)
+        self.engines = Engines(args.checkpoint, options, args.work)
+        full = self.engines.of(Cell(FULL))
+        self.documents = documents_of(args.texts, full, args.num_documents, args.length + args.forced)
+        tokenizer = full / TOKENIZER_DIR / "tokenizer.json"
+        self.examples = {
+            length: examples_of((TASK,), tokenizer, length, args.num_prompts, SEED)[TASK]
+            for length in args.retrieval_length
+        }
+        self.expected: np.ndarray | None = None
+
+    def row(self, cell: Cell) -> dict[str, Any]:
+        """Return what is found of a cell; the full cache is beside itself."""
+        generator = self._open(cell)
+        if self.expected is None:
+            self.expected = self._decode(generator if cell == Cell(FULL) else self._open(Cell(FULL)))
+        found = divergence(self.expected, self.expected if cell == Cell(FULL) else self._decode(generator))
+        asked = self.examples if cell.budget in (None, max(self.args.budget)) else {}
+        return {**cell._asdict(), **found, "retrieval": [retrieval(generator, *one) for one in asked.items()]}
+
+    def _open(self, cell: Cell) -> EngineGenerator:
+        return EngineGenerator(self.engines.of(cell), self.longest, show_progress=False)
+
+    def _decode(self, generator: EngineGenerator) -> np.ndarray:
+        engine = generator.llm.engine
+        assert isinstance(engine, LLMEngine)  # of target cpu
+        return decode_logits(engine, self.documents, self.args.length)
+
+
+def make_report(args: argparse.Namespace) -> Report:
+    """Measure the cells that no earlier run has; the report is of all that were asked for."""
+    cells = cells_of(args.policy or NAMES, args.budget)
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    with tempfile.TemporaryDirectory() as folder:
+        lines = args.output.with_suffix(".jsonl") if args.output else Path(folder) / "cells.jsonl"
+        if not args.append:
+            lines.unlink(missing_ok=True)
+        measurement = Measurement(args)
+        known = {Cell(row["name"], row["budget"]) for row in read_lines(lines) if row["settings"] == settings}
+        left = [cell for cell in cells if cell not in known]
+        run_cells(left, lambda cell: [{**measurement.row(cell), "settings": settings}], lines, args.minutes, "cell")
+        own = [row for row in read_lines(lines) if row.pop("settings") == settings]
+        rows = [row for row in own if Cell(row["name"], row["budget"]) in cells]
+    kinds = [file.stem for file in sorted(args.texts.glob("*.txt"))]
+    return {**begin_dated_report("perf.real_model.policies"), **settings, "kinds": kinds, "rows": rows}
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--policy", nargs="+", choices=NAMES, help="default: all")
+    parser.add_argument("--budget", type=positive, nargs="+", default=[128, 512], help="(default 128 512)")
+    parser.add_argument("--length", type=positive, default=2048, help="tokens of a prompt (default %(default)s)")
+    parser.add_argument("--forced", type=positive, default=33, help="tokens after it (default %(default)s)")
+    parser.add_argument("--num-documents", type=positive, default=2, help="of a kind (default %(default)s)")
+    parser.add_argument("--retrieval-length", type=positive, nargs="+", default=[1024, 4096], metavar="LENGTH")
+    parser.add_argument("--num-prompts", type=positive, default=8, help="of retrieval, a length (default %(default)s)")
+    add_work(parser)
+    add_report(parser, "OUTPUT.json, .md and .svg")
+    add_resume(parser)
+    args = parser.parse_args()
+    if args.forced < 2:
+        parser.error("--forced must be at least 2: the first token is the prompt's own step's")
+    return run_program(args, lambda: make_report(args), markdown, markdown=True, plot=plot)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
