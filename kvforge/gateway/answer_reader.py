@@ -3,6 +3,7 @@
 from kvforge.gateway.call_events import CallBegins, Event, Reasoning, Text
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.parsed_request import Calls, ParsedRequest
+from kvforge.gateway.reasoning_format import plain
 from kvforge.gateway.reasoning_formats import reasoning_formats
 from kvforge.gateway.tool_formats import formats
 
@@ -37,7 +38,7 @@ class AnswerReader:
     def _content(self, text: str, ended: bool) -> list[Event]:
         if self._calls is not None:
             return self._calls.push(text, ended)
-        return [Text(text)] if text else []
+        return [Text(plain(text))] if text else []
 
 
 class _CallCollector:

@@ -9,7 +9,8 @@ from kvforge.gateway.marked_text import TOKEN
 
 
 class ReasoningReader(Protocol):
-    """Tells reasoning and content apart. How the text is cut into pieces changes nothing but how events are cut."""
+    """Tells reasoning and content apart. How the text is cut into pieces changes nothing but how events are cut.
+    Content keeps the marks of tokens, by which calls are read."""
 
     def push(self, text: str, ended: bool) -> list[Reasoning | Text]:
         """What a piece makes certain; with `ended` it is the last one."""

@@ -54,7 +54,7 @@ class _ChannelReader:
             return []
         before = "\n" if self._ended.get(self._kind) else ""
         self._ended[self._kind] = False
-        return [self._kind(before + plain(text))]
+        return [Reasoning(before + plain(text)) if self._kind is Reasoning else Text(before + text)]
 
 
 FORMAT = ReasoningFormat(

@@ -53,7 +53,7 @@ class _ThinkReader:
     def _content(self, ended: bool) -> list[Reasoning | Text]:
         text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
         self._said |= bool(text)
-        return [Text(plain(text))] if text else []
+        return [Text(text)] if text else []
 
 
 FORMAT = ReasoningFormat(

@@ -5,9 +5,11 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from kvforge.gateway.call_events import Reasoning
+from kvforge.gateway.answer_reader import AnswerReader
+from kvforge.gateway.call_events import Arguments, CallBegins, Reasoning, Text
 from kvforge.gateway.marked_text import TOKEN
-from kvforge.gateway.parsed_request import Thinking
+from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
+from kvforge.gateway.reasoning_format import plain
 from kvforge.gateway.reasoning_formats import reasoning_formats, recognised_reasoning
 from kvforge.gateway.reasoning_tokens import reasoning_tokens
 
@@ -23,7 +25,7 @@ def read(name: str, pieces: Sequence[str], opened: bool = False, tokens: Collect
     for index, piece in enumerate(pieces):
         for event in reader.push(piece, index == len(pieces) - 1):
             said[not isinstance(event, Reasoning)] += event.text
-    return said[0], said[1]
+    return said[0], plain(said[1])
 
 
 def cuts(text: str, rng: random.Random) -> list[list[str]]:
@@ -82,6 +84,23 @@ def test_marks_that_are_tokens_are_not_written_by_letters() -> None:
     text = f"{TOKEN}<think>see </think> {TOKEN}<tool_call> there{TOKEN}</think>ok <think> {TOKEN}</think>"
     for pieces in cuts(text, random.Random(0)):
         assert read("think", pieces, tokens=tokens) == ("see </think> <tool_call> there", "ok <think> </think>")
+
+
+@pytest.mark.parametrize("thought", ["", f"{TOKEN}<think>\nso{TOKEN}</think>\n\n"])
+def test_calls_whose_marks_are_tokens_follow_it(thought: str) -> None:
+    """As Qwen 3 writes them; letters that say the same are content."""
+    calls = Calls("hermes", ("f",), "", forced=False, parallel=True, tokens=("<tool_call>", "</tool_call>"))
+    thinking = Thinking("think", False, {"<think>": 1, "</think>": 2})
+    asked = ParsedRequest(b"", (b"",), 1, (), None, True, False, calls=calls, thinking=thinking)
+    call = f'{TOKEN}<tool_call>\n{{"name": "f", "arguments": {{}}}}\n{TOKEN}</tool_call>'
+    text = f"{thought}a <tool_call> b{TOKEN}</think>\n{call}"
+    for pieces in cuts(text, random.Random(0)):
+        reader = AnswerReader(asked)
+        events = [event for at, piece in enumerate(pieces) for event in reader.push(piece, at == len(pieces) - 1)]
+        said = {kind: "".join(event.text for event in events if isinstance(event, kind)) for kind in (Reasoning, Text)}
+        assert said == {Reasoning: "so" if thought else "", Text: "a <tool_call> b</think>"}
+        assert [event.name for event in events if isinstance(event, CallBegins)] == ["f"]
+        assert "".join(event.text for event in events if isinstance(event, Arguments)) == "{}"
 
 
 def message(channel: str | None, text: str, end: str = "<|end|>") -> str:
