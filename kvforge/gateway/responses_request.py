@@ -104,11 +104,16 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
         if last and "tool_calls" in message:
             last.setdefault("tool_calls", []).extend(message["tool_calls"])
-        elif message["role"] == "assistant" and last.keys() == {"role", "content", "reasoning_content"}:
+        elif message.keys() == {"role", "content"} and message["role"] == "assistant" and _is_thought(last):
             last["content"] = message["content"]
         else:
             messages.append(message)
     return messages
+
+
+def _is_thought(message: dict[str, Any]) -> bool:
+    """Whether a message is reasoning so far, whose content may follow."""
+    return message.keys() == {"role", "content", "reasoning_content"} and not message["content"]
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from kvforge.common.errors import KvforgeError
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.responses_request import read_response_request
 from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.engine_files import write_engine_files
@@ -189,3 +190,28 @@ def test_items_of_responses(client: openai.OpenAI, triton: FakeTriton) -> None:
     client.responses.create(model="tiny", input=[*again, {"role": "user", "content": "and?"}])
     prompt = bytes(token - 3 for token in triton.requests[-1].prompt).decode()
     assert prompt == '[user]hi[assistant]<think>Who is "it"?</think>Grüße[user]and?[assistant]'
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("ra", [("r0", "a1")]),
+        ("r", [("r0", "")]),
+        ("raa", [("r0", "a1"), (None, "a2")]),
+        ("rr", [("r0", ""), ("r1", "")]),
+        ("rra", [("r0", ""), ("r1", "a2")]),
+        ("rara", [("r0", "a1"), ("r2", "a3")]),
+        ("ara", [(None, "a0"), ("r1", "a2")]),
+        ("aa", [(None, "a0"), (None, "a1")]),
+    ],
+)
+def test_no_item_takes_the_place_of_another(items: str, said: list[tuple[str | None, str]]) -> None:
+    """Messages of the assistant (a) and what it thought before them (r)."""
+    given = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": f"r{at}"}], "summary": []}
+        if kind == "r"
+        else {"role": "assistant", "content": f"a{at}"}
+        for at, kind in enumerate(items)
+    ]
+    chat, _ = read_response_request({"input": given}, 1000, {"temperature": 1.0, "top_p": 1.0})
+    assert [(one.get("reasoning_content"), one["content"]) for one in chat["messages"]] == said
