@@ -6,6 +6,8 @@ from typing import Any
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
+_NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?)?")
+_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 _ODD = r"(?<!\\)((?:\\\\)*)"
 _HALF_ESCAPE = re.compile(_ODD + r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _HALF_CHARACTER = re.compile(_ODD + r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
@@ -18,12 +20,12 @@ def cut_object(text: str) -> dict[str, Any] | None:
     Of what is incomplete at the end a string is kept as far as it is there, and another value or a name left out.
     """
     open_ones: list[str] = []
-    at = whole = 0
-    names = False
+    start = at = whole = 0
+    names, token = False, ""
     for found in _TOKEN.finditer(text):
         if text[at : found.start()].strip():
             break
-        at, token = found.end(), found[0]
+        start, at, token = found.start(), found.end(), found[0]
         if token in ",:":
             names = token == "," and open_ones[-1:] == ["}"]
             continue
@@ -37,11 +39,27 @@ def cut_object(text: str) -> dict[str, Any] | None:
             continue
         names = token == "{"
         whole = at
+    if text[at:].strip():  # a string without its end
+        filled = _HALF_CHARACTER.sub(r"\1", _HALF_ESCAPE.sub(r"\1", text)) + '"'
+        kept, filled = (text[:whole], filled + ":0") if names else (filled, filled)
+    else:
+        kept, filled = text[:whole], text if whole == at else _filled(text, start, token, names)
     closes = "".join(reversed(open_ones))
-    in_string = not names and text[at:].lstrip().startswith('"')
-    kept = _HALF_CHARACTER.sub(r"\1", _HALF_ESCAPE.sub(r"\1", text)) + '"' if in_string else text[:whole]
     try:
-        value = json.loads(kept + closes)
+        value = json.loads(filled + closes)
+        value = value if kept == filled else json.loads(kept + closes)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _filled(text: str, start: int, token: str, names: bool) -> str:
+    """A text with something in the place of what lacks behind, or of, its last token, which begins at ``start``."""
+    if token == ",":
+        return text + ('"":0' if names else "0")
+    if token == ":":
+        return text + "0"
+    if token[0] == '"':
+        return text + ":0"
+    is_beginning = _NUMBER.fullmatch(token) or any(word.startswith(token) for word in _WORDS)
+    return text[:start] + "0" if is_beginning else ""
