@@ -16,6 +16,10 @@ class _ThinkReader:
     def __init__(self, opened: bool, marker: Callable[[str], str]) -> None:
         self._begins, self._ends = marker(_BEGINS), marker(_ENDS)
         self._held = ""
+        self._blank: list[str] = []
+        """White space before the beginning, which is content where reasoning does not begin."""
+        self._num_breaks = 0
+        """Line breaks before what is held, which are reasoning where more of it follows."""
         self._step = self._reasoning if opened else self._start
         self._said = False
         """Some of what the step gives out is out already."""
@@ -31,23 +35,33 @@ class _ThinkReader:
 
     def _start(self, ended: bool) -> list[Reasoning | Text]:
         text = self._held.lstrip()
+        self._blank.append(self._held.removesuffix(text))
+        self._held = text
         if text.startswith(self._begins):
             self._held, self._step = text.removeprefix(self._begins), self._reasoning
         elif ended or not self._begins.startswith(text):
+            self._held = "".join(self._blank) + text
             self._step, self._said = self._content, True
         return []
 
     def _reasoning(self, ended: bool) -> list[Reasoning | Text]:
         if not self._said:
             self._held = self._held.lstrip("\n")
-        text, found, rest = self._held.partition(self._ends)
-        if found:
-            text, self._held = text.rstrip("\n"), rest
-            self._step, self._said = self._content, False
+        certain, found, rest = self._held.partition(self._ends)
+        if not found:
+            length = len(certain) if ended else certain_length(certain, (self._ends,))
+            certain, rest = certain[:length], certain[length:]
+        self._held = rest
+        is_end = ended and not found
+        text = certain if is_end else certain.rstrip("\n")
+        breaks, self._num_breaks = self._num_breaks, len(certain) - len(text)
+        if text or is_end:
+            text = "\n" * breaks + text
         else:
-            length = len(text) if ended else len(text[: certain_length(text, (self._ends,))].rstrip("\n"))
-            text, self._held = text[:length], text[length:]
-            self._said |= bool(text)
+            self._num_breaks += breaks
+        self._said |= bool(text)
+        if found:
+            self._step, self._said = self._content, False
         return [Reasoning(plain(text))] if text else []
 
     def _content(self, ended: bool) -> list[Reasoning | Text]:
