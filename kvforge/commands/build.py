@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvforge.commands.build_options import add_build_options, given_options
-from kvforge.commands.check_against import PACKAGE, check_is_rounded, compare, sentence
+from kvforge.commands.check_against import PACKAGE, check_comparable, compare, sentence
 from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     checkpoint, output, options = _what_to_build(args)
     if args.check_against is not None:
-        check_is_rounded(checkpoint, options)
+        check_comparable(checkpoint, options, args.check_against)
     started = time.monotonic()
     with BuildProgress(display_of(args), stages(options)) as shown:
         manifest = build_engine(

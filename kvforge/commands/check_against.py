@@ -15,12 +15,14 @@ LENGTH, NUM_DOCUMENTS = 448, 8
 """Tokens of a document, and documents at most."""
 
 
-def check_is_rounded(checkpoint: Path, options: "BuildOptions") -> None:
+def check_comparable(checkpoint: Path, options: "BuildOptions", text: str) -> None:
     """Raise BuildError unless an engine with ``options`` runs here and loses something of its model; CheckpointError
-    where the checkpoint cannot be read."""
+    where the checkpoint cannot be read; KvforgeError where the text cannot, or is shorter than two documents."""
     from kvforge.checkpoint.model import open_model, read_model_config
     from kvforge.common.errors import BuildError
     from kvforge.compiler.options import resolve
+    from kvforge.evaluation.documents import text_documents
+    from kvforge.runtime.text.tokenizer import Tokenizer
 
     if options.target != "cpu":
         raise BuildError(
@@ -36,6 +38,9 @@ def check_is_rounded(checkpoint: Path, options: "BuildOptions") -> None:
             "--check-against has nothing to compare: weights and cache of this engine are not rounded; give "
             "--weight-dtype or --kv-dtype, or leave it out."
         )
+    tokenizer = Tokenizer.from_dir(opened.folder)
+    if tokenizer is not None:  # else the build says so
+        text_documents(_path(text), tokenizer, NUM_DOCUMENTS, min(LENGTH, resolved.max_seq_len))
 
 
 def compare(
@@ -47,24 +52,35 @@ def compare(
     Raises:
         KvforgeError: the text cannot be read, or is shorter than two documents.
     """
-    from kvforge.compiler import BuildOptions, build_engine
+    from kvforge.compiler import build_engine
     from kvforge.evaluation.run import EvalOptions, run_evaluation
-    from kvforge.tokenization.calibration import CHECK_TEXT
 
     length = min(LENGTH, manifest.max_seq_len)
-    source = str(CHECK_TEXT) if text == PACKAGE else text
-    exact = BuildOptions(
-        dtype=manifest.dtype, kv_dtype=manifest.dtype, page_size=options.page_size, max_seq_len=length,
-        early_exit=False,
-    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="kvforge-check-") as folder:
         display.note("building the model unrounded to compare with")
         teacher = Path(folder) / "engine"
-        build_engine(checkpoint, teacher, exact)
-        asked = EvalOptions(tasks=(), documents=source, num_documents=NUM_DOCUMENTS, length=length)
+        build_engine(checkpoint, teacher, unrounded(manifest, options))
+        asked = EvalOptions(tasks=(), documents=str(_path(text)), num_documents=NUM_DOCUMENTS, length=length)
         found = run_evaluation(engine, teacher, asked, use_tqdm=display.bars).documents
     assert found is not None
     return {**found, "source": text}
+
+
+def unrounded(manifest: "Manifest", options: "BuildOptions") -> "BuildOptions":
+    """Return the options of the engine to compare with: also its sequences are as long, by which ``longrope`` chooses
+    its factors."""
+    from kvforge.compiler import BuildOptions
+
+    return BuildOptions(
+        dtype=manifest.dtype, kv_dtype=manifest.dtype, page_size=options.page_size, max_seq_len=manifest.max_seq_len,
+        early_exit=False,
+    )  # fmt: skip
+
+
+def _path(text: str) -> Path:
+    from kvforge.tokenization.calibration import CHECK_TEXT
+
+    return CHECK_TEXT if text == PACKAGE else Path(text)
 
 
 def sentence(found: dict[str, Any]) -> str:
