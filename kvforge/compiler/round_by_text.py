@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import plugins
+from kvforge.common.errors import CheckpointError
 from kvforge.compiler.convert import EMBEDDING
 from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, is_rotated, packed_tensors, stack_packed
 from kvforge.compiler.export import pool_specs
@@ -45,7 +46,8 @@ def round_by_text(
     """Return the packed tensors of every linear layer of an engine with ``options`` by the layer's name.
 
     ``samples`` are token ids, each a sequence of its own. Experts that no token came to are rounded to the nearest.
-    ``progress`` is called with the weights that are rounded and all of them.
+    ``progress`` is called with the weights that are rounded and all of them. Raises CheckpointError where a layer's
+    inputs are not finite.
     """
     plugins.load_library()
     packed_dtype = options.packed_dtype
@@ -129,21 +131,27 @@ class _Pass:
         """Round the weight of ``layer``, by its inputs ``[T, K]`` or those of each expert; returns what is left."""
         weight = self._read(f"{name}.weight", isinstance(layer, Linear) and layer.is_head)
         if isinstance(rows, Tensor):
-            self.packed[name], left = self._round(weight, layer, rows)
+            self.packed[name], left = self._round(name, weight, layer, rows)
         else:
-            parts = [self._round(one, layer, own) for one, own in zip(weight, rows, strict=True)]
+            parts = [self._round(name, one, layer, own) for one, own in zip(weight, rows, strict=True)]
             self.packed[name] = stack_packed((packed for packed, _ in parts), len(parts))
             left = torch.stack([one for _, one in parts])
         self._done += weight.numel()
         self._progress(self._done, self._total)
         return left
 
-    def _round(self, weight: Tensor, layer: AnyLinear, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _round(self, name: str, weight: Tensor, layer: AnyLinear, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         if not len(rows):
             return packed_tensors(weight, layer, self._packed_dtype), weight
         rotated, dtype = is_rotated(layer, self._packed_dtype), dtype_of_packed(layer, self._packed_dtype)
         weight, rows = (rotated_rows(weight), rotated_rows(rows)) if rotated else (weight, rows)
-        codes = _rounded(weight, rows.T @ rows, dtype)
+        moments = rows.T @ rows
+        if not moments.diagonal().isfinite().all():
+            raise CheckpointError(
+                f"The calibration text makes inputs of {name} that are not finite; correct the checkpoint, or give "
+                "--calibration none."
+            )
+        codes = _rounded(weight, moments, dtype)
         left = codes.dequantize()
         return packed_tensors(codes, layer, self._packed_dtype), rotated_rows(left) if rotated else left
 

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.common.errors import BuildError, CheckpointError, KvforgeError
 from kvforge.compiler import build_engine
 from kvforge.compiler.calibration import PACKAGE, Calibration, calibration_of, may_calibrate
 from kvforge.compiler.convert import basis_of, fuse
 from kvforge.compiler.cpu_graph import dtype_of_packed, linears, packed_tensors
 from kvforge.compiler.options import PACKED_DTYPES, BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.round_by_text import round_by_text
 from kvforge.quantize import quantize_checkpoint
 from kvforge.tokenization.calibration import PACKAGE_TEXT
 from model_defs import ModelConfig
@@ -119,6 +120,19 @@ def check_all_layers(path: Path, weights: str) -> None:
 
 NEAR_TIES = 0.01
 """The share of bytes that may be others, where the order of float32's sums in the moments decides."""
+
+
+def test_inputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1)
+    config, options = resolved(path, weight_dtype="int8")
+    specs = {spec.name: spec for spec in weight_specs(config)}
+
+    def read(name: str, is_head: bool) -> Tensor:
+        """Of the first norm so large that float32 cannot hold the squares."""
+        return torch.full(specs[name].shape, 1e30 if name == "layers.0.input_norm.weight" else 1.0)
+
+    with pytest.raises(CheckpointError, match=r"inputs of layers\.0\.qkv that are not finite"):
+        round_by_text(config, options, read, SAMPLES)
 
 
 def test_which_text_an_engine_is_rounded_by(tmp_path: Path) -> None:
