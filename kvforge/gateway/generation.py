@@ -77,7 +77,7 @@ class Generation:
     usage: Usage = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reasoning_tokens = reasoning_tokens(self.asked.thinking)
+        self._reasoning_tokens = reasoning_tokens(self.asked.thinking, self.model.token_bytes.is_blank)
         self.usage = Usage(self.asked.num_prompt_tokens, reasoning=None if self._reasoning_tokens is None else 0)
 
     @property

@@ -37,6 +37,10 @@ class TokenBytes:
         """Special tokens are no part of the text."""
         return token_id in self._special
 
+    def is_blank(self, token_id: int) -> bool:
+        """The text shows white space of a token, or nothing."""
+        return self.is_special(token_id) or not self[token_id].strip()
+
     def _compute(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id]

@@ -176,15 +176,17 @@ def test_formats_are_recognised_by_the_template() -> None:
         (True, [5, 6], 2),
         (False, [8, 5, 9, 7], 3),
         (False, [3, 8, 5, 9, 7], 3),
-        (False, [3, 3, 8, 5, 9, 7], 0),
-        (False, [5, 8, 5, 9], 3),
+        (False, [3, 3, 8, 5, 9, 7], 3),
+        (False, [5, 8, 5, 9], 0),
+        (False, [9, 8, 5, 9], 0),
         (False, [5, 5, 5], 0),
         (False, [8, 8, 9, 9], 3),
     ],
 )
 def test_reasoning_tokens_are_counted(opened: bool, tokens: list[int], count: int) -> None:
+    """White space is 3; behind other tokens what looks like reasoning is content."""
     for size in range(1, len(tokens) + 1):
-        counter = reasoning_tokens(Thinking("think", opened, {"<think>": 8, "</think>": 9}))
+        counter = reasoning_tokens(Thinking("think", opened, {"<think>": 8, "</think>": 9}), (3).__eq__)
         assert counter is not None
         parts = [tokens[at : at + size] for at in range(0, len(tokens), size)]
         assert sum(counter.count(0, part) for part in parts) == count
@@ -192,6 +194,6 @@ def test_reasoning_tokens_are_counted(opened: bool, tokens: list[int], count: in
 
 
 def test_reasoning_tokens_are_not_guessed() -> None:
-    assert reasoning_tokens(None) is None
-    assert reasoning_tokens(Thinking("think", True, {})) is None
-    assert reasoning_tokens(Thinking("harmony", False, {"<|end|>": 3})) is None
+    assert reasoning_tokens(None, (3).__eq__) is None
+    assert reasoning_tokens(Thinking("think", True, {}), (3).__eq__) is None
+    assert reasoning_tokens(Thinking("harmony", False, {"<|end|>": 3}), (3).__eq__) is None
