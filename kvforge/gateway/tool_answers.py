@@ -14,6 +14,8 @@ from kvforge.gateway.response_formats import ChatFormat, Choice, Parts, dumps
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
+REASONING_NAMES = (b"reasoning_content", b"reasoning")
+"""Clients read it under one of them."""
 
 
 def call_id() -> str:
@@ -42,9 +44,9 @@ class _ReadChoice:
         self.num_bytes = 0
 
     def take_reasoning(self) -> bytes:
-        """Clients read it under one of two names."""
+        """The members that say it."""
         text, self.reasoning = bytes(self.reasoning), bytearray()
-        return b'"reasoning_content":"%b","reasoning":"%b"' % (text, text)
+        return b",".join(b'"%b":"%b"' % (name, text) for name in REASONING_NAMES)
 
 
 class ReadChatFormat(ChatFormat):
@@ -100,7 +102,8 @@ class ReadChatFormat(ChatFormat):
         yield from (b'"message":{"role":"assistant","content":', b"null" if calls and not text else b'"%b"' % text)
         yield b',"refusal":null'
         if own.reasoning:
-            yield b"," + own.take_reasoning()
+            for name in REASONING_NAMES:
+                yield from (b',"%b":"' % name, own.reasoning, b'"')
         for position, call in enumerate(calls):
             head: dict[str, Any] = {"id": call.id, "type": "function"}
             yield b',"tool_calls":[' if position == 0 else b","
