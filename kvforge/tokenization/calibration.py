@@ -56,8 +56,8 @@ def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: in
     step = num_tokens - len(prefix)
     if len(body) < step:
         raise KvforgeError(
-            f"The calibration text {path} has {len(body)} tokens and one sample needs {step}; give a longer text or "
-            "a smaller --num-tokens."
+            f"The calibration text {path} has {len(body)} tokens and one sample needs {step}; give a longer text, or "
+            "shorter samples where the command has --num-tokens."
         )
     return spread_pieces(prefix, body, step, num_samples)
 
