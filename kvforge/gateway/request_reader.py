@@ -27,6 +27,7 @@ from kvforge.gateway.tensors import request_template
 from kvforge.gateway.thinking import thinking_after
 from kvforge.gateway.tool_use import tool_calls
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.tokenization.conversation import checked_messages
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""
@@ -116,7 +117,8 @@ class RequestReader:
         else:
             logprobs = logprobs or 0
         is_guided = guide is not None and (calls is None or calls.forced)
-        thinking = thinking_after(self._model, prompt, is_guided)
+        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
+        thinking = thinking_after(self._model, prompt, is_guided, None if last is None else last["content"])
         return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls, thinking=thinking)
 
     def _asked(

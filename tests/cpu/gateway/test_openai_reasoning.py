@@ -96,6 +96,25 @@ def test_the_prompt_may_begin_it(client: openai.OpenAI, triton: FakeTriton) -> N
     assert answers(client) == 2 * [(None, "so it is\n</think>\n\nYes", "stop")]
 
 
+@pytest.mark.parametrize(
+    ("begun", "reasoning", "content"),
+    [
+        ("<think>\nSo", "it is", "Yes"),
+        ("<think>", "it is", "Yes"),
+        ([{"type": "text", "text": "<think>So"}], "it is", "Yes"),
+        ("<think>a</think>So", None, "it is\n</think>\n\nYes"),
+        ("So", None, "it is\n</think>\n\nYes"),
+    ],
+)
+def test_a_message_that_is_continued_may_begin_it(
+    client: openai.OpenAI, triton: FakeTriton, begun, reasoning, content
+) -> None:
+    say(triton, "it is\n</think>\n\nYes")
+    messages = [*HELLO, {"role": "assistant", "content": begun}]
+    more = {"messages": messages, "extra_body": {"continue_final_message": True}}
+    assert answers(client, **more) == 2 * [(reasoning, content, "stop")]
+
+
 def test_calls_after_it(client: openai.OpenAI, triton: FakeTriton) -> None:
     say(triton, f"<think>call {CALL}?</think>\n{CALL}")
     for reasoning, content, reason in answers(client, tools=[TOOL]):
