@@ -6,9 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
 # In the order of tests/support/layers.py, the longest file first. xdist's own order is by the number of tests.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-# One more than two cores: a fifth of a run is waiting for servers.
-PROCESSES := 3
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: chat demo quick test test-full lint bench bench-serve figures clean
 
@@ -32,14 +30,14 @@ demo: $(SERVE)
 	$(BIN)/kvforge demo
 
 quick: $(DEV)
-	$(PYTEST) --numprocesses 2 tests/cpu tests/trt --quick
+	$(PYTEST) tests/cpu tests/trt --quick
 
 test: $(DEV)
 	$(BIN)/python -m tests.support.models.shelf
-	$(PYTEST) --numprocesses $(PROCESSES) tests
+	$(PYTEST) tests
 
 test-full: $(DEV)
-	$(PYTEST) --numprocesses $(PROCESSES) tests --full
+	$(PYTEST) tests --full
 
 lint: $(DEV)
 	$(BIN)/ruff check .
