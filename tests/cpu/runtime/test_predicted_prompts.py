@@ -196,7 +196,7 @@ def test_the_options_reach_the_engine_process() -> None:
     [
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "weight_dtype": "int8"},
-        {"dtype": "bfloat16", "weight_dtype": "int4"},
+        {"dtype": "bfloat16", "weight_dtype": "int4", "calibration": "none"},
         {"dtype": "bfloat16", "kv_dtype": "int8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
         {"dtype": "bfloat16", "kv_dtype": "int4"},
@@ -208,7 +208,7 @@ def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(
 ) -> None:
     """With its own projections as maps the graph makes the same bits, however weights and caches are stored. The
     auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same. So it
-    is in one basis of the residual stream, which a base with int8 weights has otherwise of its own."""
+    is in one basis of the residual stream and by one rounding, where a base with packed weights has its own."""
     monkeypatch.setattr("kvforge.compiler.convert.can_change", lambda _: False)
     base = make_checkpoint(tmp_path / "base", "qwen2", dtype=torch.bfloat16)
     predictor, prompt = str(own_predictor(base, tmp_path / "own")), [3 + 7 * index % 300 for index in range(40)]
