@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvforge.gateway.call_events import Arguments, Event, Text
 from kvforge.gateway.call_object import CallObject
-from kvforge.gateway.marked_text import TOKEN
+from kvforge.gateway.marked_text import TOKEN, certain_length
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,4 @@ def _shown(events: list[Event]) -> list[Event]:
 
 def _uncertain(text: str, marks: tuple[str, ...]) -> int:
     """Characters at the end of `text` that may be the beginning of a mark, and the white space before them."""
-    size = max(
-        next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0) for mark in marks
-    )
-    before = text[: len(text) - size]
-    return size + len(before) - len(before.rstrip())
+    return len(text) - len(text[: certain_length(text, marks)].rstrip())

@@ -1,6 +1,6 @@
 """Text of a sequence in which chosen tokens, which are otherwise left out or letters like others, are seen."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.text.stream import TextStream
@@ -85,6 +85,14 @@ class MarkedText:
                 self._waiting[0] = (text[self._certain :], letters - self._certain, is_mark)
                 self._certain = 0
         return "".join(certain)
+
+
+def certain_length(text: str, markers: Collection[str]) -> int:
+    """The letters of a text that cannot be the beginning of a marker."""
+    for start in range(max(len(text) - max(map(len, markers)) + 1, 0), len(text)):
+        if any(marker.startswith(text[start:]) for marker in markers):
+            return start
+    return len(text)
 
 
 def _ends(output: SequenceOutput, index: int) -> bool:

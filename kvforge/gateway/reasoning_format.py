@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kvforge.gateway.call_events import Reasoning, Text
 from kvforge.gateway.marked_text import TOKEN
+from kvforge.gateway.written_format import WrittenFormat
 
 
 class ReasoningReader(Protocol):
@@ -17,38 +18,23 @@ class ReasoningReader(Protocol):
 
 
 @dataclass(frozen=True)
-class ReasoningFormat:
+class ReasoningFormat(WrittenFormat):
     """How a family of models writes what it thinks before it answers.
 
     Attributes:
-        signs, foreign: a chat template that has all of the first and none of the second speaks it.
         markers: texts that may be special tokens and must be seen all the same.
         begins, ends: the markers around the reasoning; empty where it is in channels.
         reader: makes a reader, of whether the prompt has begun the reasoning and of the markers as the text has them.
     """
 
-    name: str
-    signs: tuple[str, ...]
-    foreign: tuple[str, ...]
     markers: tuple[str, ...]
     reader: Callable[[bool, Callable[[str], str]], ReasoningReader]
     begins: str = ""
     ends: str = ""
 
-    def recognises(self, template: str) -> bool:
-        return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.foreign)
-
     def read(self, opened: bool, tokens: Collection[str]) -> ReasoningReader:
         """A reader of a text in which the markers `tokens` count only as tokens."""
         return self.reader(opened, lambda marker: TOKEN + marker if marker in tokens else marker)
-
-
-def certain_length(text: str, markers: Collection[str]) -> int:
-    """The letters of a text that cannot be the beginning of a marker."""
-    for start in range(max(len(text) - max(map(len, markers)) + 1, 0), len(text)):
-        if any(marker.startswith(text[start:]) for marker in markers):
-            return start
-    return len(text)
 
 
 def plain(text: str) -> str:

@@ -9,6 +9,7 @@ from kvforge.common.errors import RequestError
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.functions import Function
 from kvforge.gateway.schemas import MAX_INLINED, inlined, moved
+from kvforge.gateway.written_format import WrittenFormat
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 MAX_COLONS = 900
@@ -26,27 +27,20 @@ def _same(call_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class ToolFormat:
+class ToolFormat(WrittenFormat):
     """How a family of models writes calls.
 
     Attributes:
-        signs, foreign: a chat template that has all of the first and none of the second speaks it.
         notation: how calls are marked, which is how they are read.
         key: the member of a call that holds its arguments.
         gap: what stands between the notation's marks and the object.
         template_id: a call's id as the chat template takes it.
     """
 
-    name: str
-    signs: tuple[str, ...]
-    foreign: tuple[str, ...]
     notation: Notation
     key: str = "arguments"
     gap: str = ""
     template_id: Callable[[str], str] = _same
-
-    def recognises(self, template: str) -> bool:
-        return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.foreign)
 
     @property
     def markers(self) -> tuple[str, ...]:

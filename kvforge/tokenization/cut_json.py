@@ -1,5 +1,6 @@
 """JSON that ended too early, as calls of tools do whose answer met its limit."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -19,6 +20,8 @@ def cut_object(text: str) -> dict[str, Any] | None:
 
     Of what is incomplete at the end a string is kept as far as it is there, and another value or a name left out.
     """
+    with contextlib.suppress(ValueError):
+        return _as_object(text)
     open_ones: list[str] = []
     start = at = whole = 0
     names, token = False, ""
@@ -45,10 +48,17 @@ def cut_object(text: str) -> dict[str, Any] | None:
     else:
         kept, filled = text[:whole], text if whole == at else _filled(text, start, token, names)
     closes = "".join(reversed(open_ones))
+    with contextlib.suppress(ValueError):
+        value = _as_object(filled + closes)
+        return value if kept == filled else _as_object(kept + closes)
+    return None
+
+
+def _as_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None for another value, or one nested too deeply. Raises ValueError where it is no JSON."""
     try:
-        value = json.loads(filled + closes)
-        value = value if kept == filled else json.loads(kept + closes)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+    except RecursionError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable
 
 from kvforge.gateway.call_events import Reasoning, Text
-from kvforge.gateway.reasoning_format import ReasoningFormat, certain_length, plain
+from kvforge.gateway.marked_text import certain_length
+from kvforge.gateway.reasoning_format import ReasoningFormat, plain
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")

@@ -4,7 +4,8 @@ templates write <think> themselves, at the end of the prompt."""
 from collections.abc import Callable
 
 from kvforge.gateway.call_events import Reasoning, Text
-from kvforge.gateway.reasoning_format import ReasoningFormat, certain_length, plain
+from kvforge.gateway.marked_text import certain_length
+from kvforge.gateway.reasoning_format import ReasoningFormat, plain
 
 _BEGINS, _ENDS = "<think>", "</think>"
 
