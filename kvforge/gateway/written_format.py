@@ -1,5 +1,5 @@
-"""What written formats of tool calls and of reasoning have in common: each is one file of a folder, with a FORMAT, and a
-chat template shows which one a model speaks."""
+"""What written formats of tool calls and of reasoning have in common: each is one file of a folder, with a FORMAT, and
+a chat template shows which one a model speaks."""
 
 import importlib
 import pkgutil

@@ -96,11 +96,16 @@ inline __m512 scores_from(const char* sums, int64_t part_bytes) {
   return _mm512_cvtepi32_ps(join(_mm512_loadu_si512(sums), _mm512_loadu_si512(sums + part_bytes)));
 }
 
-inline int score_parts(const AttentionArgs& a) { return a.pool == Dtype::int8 || a.pool == Dtype::int4 ? 2 : 1; }
+inline int score_parts(const AttentionArgs& a) {
+  int parts = 0;
+  with_pool(a, [&](auto pool) { parts = ScoresOver<decltype(pool)>::kParts; });
+  return parts;
+}
 
 // Steps of a query's products with keys.
 inline int64_t num_steps(const AttentionArgs& a) {
-  const int64_t dims = kStep * score_parts(a);
+  int64_t dims = 0;
+  with_pool(a, [&](auto pool) { dims = ScoresOver<decltype(pool)>::kDims; });
   return (a.head_dim + dims - 1) / dims;
 }
 

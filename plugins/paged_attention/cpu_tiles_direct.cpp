@@ -135,7 +135,7 @@ struct DirectScratch {
 };
 
 // Rows of KV heads that together fill a tile, over one block. In the products with keys every row has zeros in place of
-// the other heads' dimensions, which change no sum; of the products with values a head's own rows are taken.
+// the other heads' dimensions, which change no sum of finite keys; of the products with values a head's own rows are taken.
 template <typename Pool>
 void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* const* k_rows, const Pool* const* v_rows,
                   int64_t base, int64_t padded, const DirectScratch& at, Ahead& ahead, int64_t lines) {
