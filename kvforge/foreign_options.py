@@ -103,7 +103,6 @@ OTHERWISE = {
     "download-dir": "HF_HOME says where the Hub's files go",
     "max-beam-width": "beam search is not supported",
     "threads": "OMP_NUM_THREADS sets the number of threads",
-    "reasoning-parser": "reasoning is not separated from the text",
     "gemm-plugin": "operators are chosen by the target",
     "gpt-attention-plugin": "operators are chosen by the target",
     "calculate-kv-scales": "kvforge quantize makes a checkpoint with scales of the cache",

@@ -77,7 +77,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         "calibration": {
             "metavar": "TEXT",
             "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "
-            "kvforge), none (to the nearest) or auto (package for int4 weights of up to 2 billion parameters; default)",
+            "kvforge), none (to the nearest) or auto: package for int4 weights of up to 2 billion parameters, "
+            "else none (default: auto)",
         },
     }  # fmt: skip
 

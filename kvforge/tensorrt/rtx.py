@@ -15,6 +15,7 @@ import torch
 
 from kvforge.common.errors import BuildError, MissingToolError, first_line
 from kvforge.common.extras import how_to_install
+from kvforge.tensorrt.direct_file import DirectFile
 from kvforge.tensorrt.flavour import Contexts
 from plugins.build import cache_dir
 from plugins.errors import PluginError
@@ -170,12 +171,9 @@ def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "tr
 
     built = False
     try:
-        with plan.open("wb") as file:
-            writer = FileWriter(file)
-            try:
-                built = bool(builder.build_serialized_network_to_stream(network, config, writer))
-            finally:
-                writer.finish()
+        with plan.open("wb") as file, contextlib.closing(DirectFile(file)) as direct:
+            writer = FileWriter(direct)
+            built = bool(builder.build_serialized_network_to_stream(network, config, writer))
         if writer.error is not None:
             raise writer.error
     except OSError as error:
