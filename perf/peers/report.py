@@ -11,6 +11,7 @@ from perf.peers.systems import (
     CUT_4WAY_INT4_KV,
     CUT_4WAY_INT8,
     LLAMA_CPP,
+    LLAMA_CPP_FILE,
     NO_CUT,
     NO_CUT_INT4,
     NO_CUT_INT4_KV,
@@ -30,7 +31,7 @@ EVERYWHERE = ("prompt_heavy", "long_prompt", "chat", "single")
 LONG = ("prompt_heavy", "long_prompt")
 BATCHES = ("prompt_heavy", "chat")
 SHORT = ("chat", "single")
-PLAIN = (NO_CUT, NO_CUT_INT8, NO_CUT_INT4, OPENVINO, OPENVINO_INT8, OPENVINO_INT4, LLAMA_CPP, VLLM)
+PLAIN = (NO_CUT, NO_CUT_INT8, NO_CUT_INT4, OPENVINO, OPENVINO_INT8, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM)
 """The systems that compute what transformers computes, with weights as they are or rounded."""
 
 

@@ -9,6 +9,7 @@ from perf.peers.systems import (
     INT4_VARIANTS,
     KV_VARIANTS,
     LLAMA_CPP,
+    LLAMA_CPP_FILE,
     OPENVINO,
     OPENVINO_INT4,
     PEERS,
@@ -46,7 +47,7 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
 
 def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
-    compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, VLLM)
+    compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM)
     peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in compared}
     lines = []
     for row in rows:

@@ -21,9 +21,11 @@ from perf.peers.protocol import Run, serve
 
 def load() -> Run:
     given = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    with open(os.path.join(sys.argv[1], "config.json"), encoding="utf-8") as file:
+        positions = json.load(file)["max_position_embeddings"]
     arguments = {
         "dtype": "bfloat16",
-        "max_model_len": 16384,
+        "max_model_len": min(16384, positions),
         "max_num_batched_tokens": 2048,
         "max_num_seqs": 64,
         "enable_prefix_caching": False,

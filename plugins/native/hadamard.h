@@ -64,12 +64,10 @@ inline void rotate_vectors(const bf16* x, float factor, bf16* out) {
         v[i] = first + second;
         v[i + stride] = first - second;
       }
+  if constexpr (vectors == 1) return store_upper(out, round_to_bf16(v[0] * factor));
 #pragma GCC unroll 64
-  for (int i = 0; i < vectors; ++i) {
-    const vint bits = reinterpret_cast<vint>(v[i] * factor);  // of a NaN the lower half is zero
-    const vbf16 rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vbf16);
-    std::memcpy(out + i * kLanes, &rounded, sizeof rounded);
-  }
+  for (int i = 0; i + 1 < vectors; i += 2)
+    store_upper(out + i * kLanes, round_to_bf16(v[i] * factor), round_to_bf16(v[i + 1] * factor));
 }
 
 // out = x in blocks of the largest power of two that divides `dim`, at most kLargestRowBlock, times normed Hadamard

@@ -63,6 +63,31 @@ inline vfloat load(const fp8* p) { return from_e4m3(load_bytes(reinterpret_cast<
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
 
+// x rounded to nearest even, a bfloat16 in the upper half of each lane; a NaN must have zeros in its lower half.
+inline vint round_to_bf16(vfloat x) {
+  const vint bits = reinterpret_cast<vint>(x);
+  return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+// Writes the upper halves of the lanes.
+inline void store_upper(bf16* p, vint x) {
+  const vbf16 halves = __builtin_convertvector(x >> 16, vbf16);
+  std::memcpy(p, &halves, sizeof halves);
+}
+
+// Writes those of two vectors.
+inline void store_upper(bf16* p, vint first, vint second) {
+#if defined(__AVX512BW__)
+  alignas(64) static constexpr int16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(reinterpret_cast<__m512i>(first), _mm512_load_si512(kUpper),
+                                                   reinterpret_cast<__m512i>(second)));
+#else
+  store_upper(p, first);
+  store_upper(p + kLanes, second);
+#endif
+}
+
 inline vfloat broadcast(float x) { return x - vfloat{}; }  // plus 0 would be an addition: it changes -0
 
 // The lanes' numbers, 0, 1, 2, ...

@@ -39,9 +39,9 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
   bf16* changed = reinterpret_cast<bf16*>(scratch);
   uint8_t* quantized = reinterpret_cast<uint8_t*>(changed + a.depth);
   const int64_t groups = num_groups(a);
-  std::memset(quantized + a.depth, 0x80, groups * kInt4GroupDepth - a.depth);
   for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
     const float scale = quantize(row_to_quantize(a, row_of_x(a, r), changed), a.depth, quantized);
+    std::memset(quantized + a.depth, 0x80, groups * kInt4GroupDepth - a.depth);
     char* out = rows;
     for (int64_t g = 0; g < groups; ++g, out += kRowGroupBytes) {
       int8_t values[kInt4GroupDepth];

@@ -87,7 +87,8 @@ void multiply(const LinearTile& t) {
 }
 
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
-  prepare_rows<uint8_t>(a, begin, end, rows, scratch, quantize_row);
+  prepare_rows<uint8_t>(a, begin, end, rows, scratch,
+                        [](const bf16* x, int64_t depth, uint8_t* out) { return quantize_row(x, depth, out); });
 }
 
 }  // namespace

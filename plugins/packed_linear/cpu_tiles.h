@@ -68,13 +68,12 @@ inline float scale_of_row(const LinearArgs& a, const char* bands, int64_t band_s
 // LinearKernel::prepare of quantized rows, of which each byte is changed by Flip.
 template <uint8_t Flip>
 void prepare_quantized(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
+  static_assert(kTileRowBytes == 64);
   const int64_t steps = num_steps(a, 4), offset = scales_offset(a);
   bf16* changed = reinterpret_cast<bf16*>(scratch);
-  uint8_t* quantized = reinterpret_cast<uint8_t*>(changed + a.depth);
   in_bands(a, begin, end, steps, quantized_band_bytes(a), bands, [&](const bf16* x, char* place) {
-    const float scale = quantize_row(row_to_quantize(a, x, changed), a.depth, quantized);
-    for (int64_t i = 0; Flip != 0 && i < a.depth; ++i) quantized[i] ^= Flip;
-    spread(reinterpret_cast<const char*>(quantized), a.depth, steps, place);
+    const float scale = quantize_row<Flip>(row_to_quantize(a, x, changed), a.depth, reinterpret_cast<uint8_t*>(place),
+                                           kTileBytes);
     const int64_t row = (place - bands) % quantized_band_bytes(a) / kTileRowBytes;
     std::memcpy(place - row * kTileRowBytes + offset + row * 4, &scale, sizeof scale);
   });

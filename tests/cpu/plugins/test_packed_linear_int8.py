@@ -76,6 +76,16 @@ def test_values_between_two_integers_are_rounded_to_even(isa):
     assert run(x, weight, scales, 9).round().tolist() == [[127, 0, 2, 2, 0, -2, -2, 64, -126]]
 
 
+def test_quotients_are_rounded_as_a_division_does(isa):
+    """Every mantissa below every largest one, where integers and halves lie, beside scales near the smallest too."""
+    mantissas = torch.arange(128, 256)
+    below = torch.cat([mantissas * 2.0**-exponent for exponent in range(9)])
+    weight, scales = pack(torch.eye(1 + len(below)).bfloat16(), torch.int8)
+    for factor in (1.0, 2.0**100, 2.0**-118, 2.0**-124, 2.0**-126):
+        x = torch.cat([mantissas[:, None].float(), below.where(below <= mantissas[:, None], 0.0)], dim=1) * factor
+        run(x.bfloat16(), weight, scales, 1 + len(below))
+
+
 def test_rows_at_the_ends_of_the_float_range(isa):
     """Zeros give the bias, tiny and huge rows their product; a row that is not finite gives NaN, no other row does."""
     depth, outputs = 70, 66

@@ -4,19 +4,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from kvforge.bench.workload import Workload
+from kvforge.bench.workload import Workload, load_workloads
 from kvforge.common.errors import KvforgeError, MissingToolError
+from perf.harness.engines import TEACHER_DIR, WORKLOADS
 from perf.peers import compare
 from perf.peers.client import Worker
-from perf.peers.compare import append, chosen_systems, plan_runs, read_lines, write_report
-from perf.peers.prepare import LLAMA_Q4, prepare_peer
+from perf.peers.compare import append, chosen_systems, place_and_length, plan_runs, read_lines, write_report
+from perf.peers.prepare import LLAMA_FILE, LLAMA_Q4, prepare_peer
 from perf.peers.report import CHECKS, Check, group, make_report, results_of, with_floors
 from perf.peers.systems import (
     CUT_4WAY,
     EVERY_VARIANT,
     KV_VARIANTS,
     LLAMA_CPP,
+    LLAMA_CPP_FILE,
     NO_CUT,
     NO_CUT_INT4,
     NO_CUT_INT8,
@@ -25,6 +29,7 @@ from perf.peers.systems import (
     PEERS,
     TRANSFORMERS,
     VARIANTS,
+    checkpoint_of,
 )
 from perf.peers.tables import workload_table
 
@@ -208,3 +213,33 @@ def test_llama_cpp_needs_its_converter_before_anything_is_written(tmp_path: Path
     with pytest.raises(KvforgeError, match="could not convert"):
         prepare_peer(tmp_path, tmp_path, Path(sys.executable), LLAMA_Q4, tmp_path)
     assert not (tmp_path / f"peer-{LLAMA_Q4}").exists()
+
+
+def test_a_checkpoint_takes_the_place_of_the_random_one(tmp_path: Path):
+    """Systems with a cut are left out or refused, sequences are as long as the chosen workloads' alone."""
+    common = ["--work", str(tmp_path), "--llama-python", "python", "--only", "chat"]
+    python = {LLAMA_CPP_FILE: Path("python"), LLAMA_CPP: Path("python")}
+    directory = compare.parse_arguments([*common, "--checkpoint", str(tmp_path)])
+    assert chosen_systems(directory, python) == [*(n for n, v in EVERY_VARIANT.items() if v.cut is None), LLAMA_CPP]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    options = compare.parse_arguments([*common, "--checkpoint", str(file)])
+    assert chosen_systems(options, python)[-2:] == [LLAMA_CPP, LLAMA_CPP_FILE]
+    assert LLAMA_CPP_FILE not in chosen_systems(compare.parse_arguments(common), python)
+    workloads = load_workloads(WORKLOADS)
+    assert place_and_length(options, workloads, ["chat"]) == (tmp_path / "model.gguf", 384)
+    with pytest.raises(KvforgeError, match="random weights; leave them out"):
+        checkpoint_of(tmp_path, EVERY_VARIANT[CUT_4WAY], file)
+    folder = prepare_peer(file, tmp_path, Path("python"), LLAMA_FILE)
+    assert (folder / "model.gguf").read_bytes() == b"GGUF"
+    with pytest.raises(KvforgeError, match="no GGUF file"):
+        prepare_peer(tmp_path, tmp_path, Path("python"), LLAMA_FILE)
+
+
+def test_peers_get_the_checkpoints_own_tokenizer_and_weights(tmp_path: Path):
+    model = prepare_peer(TEACHER_DIR, tmp_path, Path("python"), "transformers")
+    assert (model / "tokenizer.json").read_bytes() == (TEACHER_DIR / "tokenizer.json").read_bytes()
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto").state_dict()
+    given = load_file(TEACHER_DIR / "model.safetensors")
+    assert given.keys() <= loaded.keys()
+    assert all(loaded[name].equal(weight.bfloat16()) for name, weight in given.items())
