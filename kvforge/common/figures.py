@@ -45,7 +45,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
     image, kind = io.BytesIO(), path.suffix.lower().lstrip(".") or "png"
     try:
-        with matplotlib.rc_context({"svg.hashsalt": "kvforge"}):
+        with matplotlib.rc_context({"svg.hashsalt": "kvforge", "svg.fonttype": "none"}):
             figure.savefig(image, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     except ValueError as error:
         raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
