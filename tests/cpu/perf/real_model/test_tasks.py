@@ -1,0 +1,97 @@
+"""Benchmarks from local files: rows in the harness's columns, its own tasks on them, and differences in pairs."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from kvforge.common.errors import KvforgeError
+from perf.real_model import tasks
+from perf.real_model.task_files import FILES, MMLU, arc_challenge, mmlu, openbookqa, piqa, task_definitions
+from tests.support.models.engines import SWIFTKV
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A question of each benchmark or two, as the repositories hold them."""
+
+    def lines(name: str, *rows: dict) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def table(name: str, *rows: list[str]) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+    lines(
+        FILES["arc_challenge"][0],
+        *({"question": "What is wet?", "answer": text, "label": int(text == "rain")} for text in ("sand", "rain")),
+        *(
+            {"question": "What is hot?", "answer": text, "label": int(text == "fire")}
+            for text in ("fire", "ice", "fog")
+        ),
+        {"question": "Nothing is right.", "answer": "no", "label": 0},
+    )
+    choices = [{"text": "a fox", "label": "A"}, {"text": "a coin", "label": "B"}]
+    lines(FILES["openbookqa"][0], {"question": {"stem": "An animal is", "choices": choices}, "answerKey": "A"})
+    lines(FILES["piqa"][0], {"query": "Question: open it", "choices": ["pull", "sing"], "gold": 0})
+    table(
+        FILES["truthfulqa_mc2"][0],
+        ["Type", "Question", "Correct Answers", "Incorrect Answers"],
+        ["Adversarial", "Is it?", "It is; Yes, it is", "It is not; ; Never"],
+    )
+    for subject in ("anatomy", "astronomy"):
+        head = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
+        table(f"{MMLU}/test/{subject}_test.csv", head, ["Which one?", "a", "b", "c", "d", "2"], ["And?", *"efgh", "0"])
+        table(f"{MMLU}/dev/{subject}_dev.csv", head, *([f"Example {i}?", *"abcd", "1"] for i in range(5)))
+    return tmp_path
+
+
+def test_rows_have_the_harness_columns(sources: Path) -> None:
+    first, second = arc_challenge(sources / FILES["arc_challenge"][0])
+    assert first == {
+        "question": "What is wet?",
+        "choices": {"text": ["sand", "rain"], "label": ["A", "B"]},
+        "answerKey": "B",
+    }
+    assert second["answerKey"] == "A" and len(second["choices"]["text"]) == 2
+    (row,) = openbookqa(sources / FILES["openbookqa"][0])
+    assert row["question_stem"] == "An animal is" and row["choices"]["text"] == ["a fox", "a coin"]
+    assert piqa(sources / FILES["piqa"][0]) == [{"goal": "open it", "sol1": "pull", "sol2": "sing", "label": 0}]
+    found = mmlu(sources / MMLU / "test" / "anatomy_test.csv")
+    assert [row["answer"] for row in found] == [2, 0] and found[0]["subject"] == "anatomy"
+
+
+def test_the_harness_runs_its_own_tasks_on_them(sources: Path, engines, tmp_path: Path) -> None:
+    """Every question has a score, of the parts of a benchmark in order; an engine differs from itself by nothing."""
+    from kvforge.evaluation.lm_harness import EngineLM
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    chosen = task_definitions(sources, folder, limit=2)
+    assert [len(parts) for parts, _ in chosen.values()] == [1, 1, 1, 1, 2]
+    model = EngineLM(engines.engine(SWIFTKV), show_progress=False)
+    scores = tasks.scores_of(model, chosen, tasks.task_manager(folder))
+    assert {name: len(own) for name, own in scores.items()} == {
+        "arc_challenge": 2, "openbookqa": 1, "piqa": 1, "truthfulqa_mc2": 1, "mmlu": 2,
+    }  # fmt: skip
+    assert all(0 <= score <= 1 for own in scores.values() for score in own)
+    assert 0 < scores["truthfulqa_mc2"][0] < 1  # a share of the probability, not a count
+    several = {name: own for name, own in scores.items() if len(own) > 1}
+    rows = tasks.rows_of("itself", several, several)
+    assert [row["more"]["value"] for row in rows] == [0, 0] and [row["same"] for row in rows] == [1, 1]
+
+
+def test_differences_are_of_pairs_and_tables_show_them() -> None:
+    model, engine = {"piqa": [1.0, 0.0, 1.0, 1.0]}, {"piqa": [1.0, 1.0, 0.0, 0.0]}
+    rows = tasks.rows_of(tasks.MODEL, model, model) + tasks.rows_of("int4", engine, model)
+    assert rows[1]["score"]["value"] == 0.5 and rows[1]["more"]["value"] == -0.25 and rows[1]["same"] == 0.25
+    text = tasks.markdown({"command": "c", "date": "d", "machine": "m", "rows": rows})
+    assert "piqa (4)" in text and text.count("| int4 | ") == 2 and text.count(f"| {tasks.MODEL} |") == 1
+
+
+def test_sources_without_a_benchmark_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvforgeError, match=r"has none of RepE-Replication"):
+        task_definitions(tmp_path, tmp_path, 1)
