@@ -56,7 +56,7 @@ def test_rows_have_the_harness_columns(sources: Path) -> None:
         "choices": {"text": ["sand", "rain"], "label": ["A", "B"]},
         "answerKey": "B",
     }
-    assert second["answerKey"] == "A" and len(second["choices"]["text"]) == 2
+    assert second["answerKey"] == "A" and len(second["choices"]["text"]) == 3
     (row,) = openbookqa(sources / FILES["openbookqa"][0])
     assert row["question_stem"] == "An animal is" and row["choices"]["text"] == ["a fox", "a coin"]
     assert piqa(sources / FILES["piqa"][0]) == [{"goal": "open it", "sol1": "pull", "sol2": "sing", "label": 0}]
