@@ -31,7 +31,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.runtime.sessions.session import load_session
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import Example, make_examples
@@ -43,7 +43,6 @@ from perf.harness.tables import markdown_table
 
 MODELS = ("tiny-teacher", "tiny-swiftkv")
 BATCHES = (1, 4, 8)
-KINDS = ("plain", "ngram")
 MAX_DRAFT_LEN = 16
 LENGTH = 300
 """Tokens of a prompt."""
@@ -81,6 +80,25 @@ def engine_of(name: str, work: Path) -> Path:
     )
 
 
+Pair = tuple[LLMEngine, LLMEngine]
+"""On one session: without drafts, with drafts."""
+
+
+def pair_of(session: Session, tokenizer: Tokenizer, drafts: SpeculativeConfig, kv_cache_gib: float) -> Pair:
+    """Return two engines without a prefix cache."""
+    plain, drafting = (
+        LLMEngine(
+            session=session,
+            tokenizer=tokenizer,
+            kv_cache_gib=kv_cache_gib,
+            enable_prefix_cache=False,
+            speculative=config,
+        )
+        for config in (None, drafts)
+    )
+    return plain, drafting
+
+
 class Run(Batch):
     """Prompts that an engine serves together, and the time that decoding has taken so far. The first tokens, which the
     prompts give, do not count."""
@@ -110,18 +128,16 @@ class Run(Batch):
             self.full_speed = self.speed
 
 
-def run_pair(
-    engines: dict[str, LLMEngine], prompts: Sequence[list[int]], params: Sequence[SamplingParams]
-) -> list[Run]:
+def run_pair(engines: Pair, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Run]:
     """Serve prompts on both engines, turn by turn."""
-    runs = [Run(engines[kind], prompts, params) for kind in KINDS]
+    runs = [Run(engine, prompts, params) for engine in engines]
     wanted = 0
     while any(run.engine.has_unfinished() for run in runs):
         wanted += TURN * len(prompts)
         for run in runs:
             run.decode(wanted)
         runs.reverse()
-    return runs if runs[0].engine is engines[KINDS[0]] else runs[::-1]
+    return runs if runs[0].engine is engines[0] else runs[::-1]
 
 
 def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> list[Example]:
@@ -142,16 +158,23 @@ def interval(ratios: list[float]) -> list[float]:
     return [float(bound) for bound in np.quantile(np.median(values[picked], axis=1), (0.025, 0.975))]
 
 
-def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
+def measure(engines: Pair, tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
     """Return speeds of a task with and without drafts, their ratios, and what became of the drafts."""
     examples = make_examples("list_recall", LENGTH, lambda text: len(tokenizer.encode(text)), NUM_PROMPTS, args.seed)
     if name == "lists":
-        examples = solved(engines["plain"], examples, tokenizer)
+        examples = solved(engines[0], examples, tokenizer)
     prompts = [tokenizer.encode(example.prompt) for example in examples]
     params = [TASKS[name].params(example, tokenizer, seed) for seed, example in enumerate(examples)]
+    return {"task": name, **paired(engines, prompts, params, batch, args.seconds)}
+
+
+def paired(
+    engines: Pair, prompts: Sequence[list[int]], params: Sequence[SamplingParams], batch: int, seconds: float
+) -> dict[str, Any]:
+    """Return speeds of both engines on ``batch`` prompts at a time, ratios of pairs, and what became of the drafts."""
     pairs: list[list[Run]] = []
     num_differing, next_row = 0, 0
-    before, end = engines["ngram"].stats(), time.perf_counter() + args.seconds
+    before, end = engines[1].stats(), time.perf_counter() + seconds
     while len(pairs) <= MIN_PAIRS or time.perf_counter() < end:
         rows = [(next_row + i) % len(prompts) for i in range(batch)]
         next_row += batch
@@ -160,29 +183,28 @@ def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batc
         num_differing += runs[0].tokens != runs[1].tokens
         pairs.append(runs)
     del pairs[0]  # it warmed up
-    after = engines["ngram"].stats()
+    after = engines[1].stats()
     drafted, accepted, drafts = (
         after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts")
     )
     cpu = [[1e3 * run.cpu_seconds / run.num_tokens for run in pair] for pair in pairs]
-    ratios = [ngram.speed / plain.speed for plain, ngram in pairs]
-    full_ratios = [ngram.full_speed / plain.full_speed for plain, ngram in pairs]
+    ratios = [drafting.speed / plain.speed for plain, drafting in pairs]
+    full_ratios = [drafting.full_speed / plain.full_speed for plain, drafting in pairs]
     return {
-        "task": name,
         "batch": batch,
         "prompts": len(prompts),
         "pairs": len(pairs),
         "pairs_with_other_tokens": num_differing,
         "plain_tok_s": statistics.median(plain.speed for plain, _ in pairs),
-        "ngram_tok_s": statistics.median(ngram.speed for _, ngram in pairs),
+        "drafts_tok_s": statistics.median(drafting.speed for _, drafting in pairs),
         "ratio": statistics.median(ratios),
         "interval": interval(ratios),
         "full_batch_ratio": statistics.median(full_ratios),
         "full_batch_interval": interval(full_ratios),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "plain_cpu_ms_per_token": statistics.median(plain for plain, _ in cpu),
-        "ngram_cpu_ms_per_token": statistics.median(ngram for _, ngram in cpu),
-        "cpu_ratio": statistics.median(ngram / plain for plain, ngram in cpu),
+        "drafts_cpu_ms_per_token": statistics.median(drafting for _, drafting in cpu),
+        "cpu_ratio": statistics.median(drafting / plain for plain, drafting in cpu),
         "acceptance": accepted / max(drafted, 1),
         "mean_accepted_length": accepted / max(drafts, 1),
         "draft_tokens": drafted,
@@ -202,9 +224,9 @@ def _cells(model: str, row: dict[str, Any]) -> list[Any]:
     low, high = row["interval"]
     drafts = [f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}"] if row["draft_tokens"] else ["-", "-"]
     return [
-        *(model, row["task"], row["batch"], f"{row['plain_tok_s']:.0f}", f"{row['ngram_tok_s']:.0f}"),
+        *(model, row["task"], row["batch"], f"{row['plain_tok_s']:.0f}", f"{row['drafts_tok_s']:.0f}"),
         *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['full_batch_ratio']:.2f}", row["pairs"]),
-        *(f"{row['plain_cpu_ms_per_token']:.2f}", f"{row['ngram_cpu_ms_per_token']:.2f}", *drafts),
+        *(f"{row['plain_cpu_ms_per_token']:.2f}", f"{row['drafts_cpu_ms_per_token']:.2f}", *drafts),
     ]
 
 
@@ -232,17 +254,12 @@ def main() -> None:
         directory = engine_of(model, args.work)
         tokenizer = Tokenizer.from_dir(directory / TOKENIZER_DIR)
         session = load_session(directory, load_manifest(directory))
-        configs = {"plain": None, "ngram": SpeculativeConfig("ngram", args.num_speculative_tokens)}
-        engines = {
-            kind: LLMEngine(
-                session=session,
-                tokenizer=tokenizer,
-                kv_cache_gib=0.1,
-                enable_prefix_cache=False,
-                speculative=configs[kind],
-            )
-            for kind in KINDS
-        }
+        engines = pair_of(
+            session,
+            tokenizer,
+            SpeculativeConfig("ngram", args.num_speculative_tokens),
+            kv_cache_gib=0.1,
+        )
         cases = [(task, batch) for task in args.task or TASKS for batch in args.batch or BATCHES]
         bar = tqdm(cases, desc=model, disable=True if args.json else None)
         found[model] = [measure(engines, tokenizer, *case, args) for case in bar]
