@@ -1,13 +1,8 @@
 """JSON schemas of functions' parameters, made ready to stand inside another schema or a grammar."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvforge.common.errors import RequestError
-
-MAX_INLINED = 10_000
-"""Schemas that a request's schemas may consist of together, once their references are written out."""
 _ANNOTATIONS = frozenset({"title", "description", "examples", "default", "$comment", "$schema"})
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -31,42 +26,6 @@ def moved(schema: Any, pointer: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         result["$ref"] = pointer + reference[1:]
     return result
-
-
-def inlined(schema: Mapping[str, Any], budget: Iterator[int]) -> Any:
-    """A schema with what its references name in their place; each schema in it takes one of `budget`, which is
-    `iter(range(MAX_INLINED))` for all of a request's. Raises RequestError where they name nothing, or name each other
-    in a circle."""
-
-    def write_out(part: Any, open_ones: tuple[str, ...]) -> Any:
-        if next(budget, None) is None:
-            raise RequestError("their references stand for too much; use fewer")
-        if not isinstance(part, dict):
-            return part
-        others = {key: value for key, value in part.items() if key not in ("$ref", "$defs", "definitions")}
-        others = _mapped(others, lambda inner: write_out(inner, open_ones))
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
-            return others
-        if reference in open_ones:
-            raise RequestError("their references form a circle")
-        target = write_out(_found(schema, reference), (*open_ones, reference))
-        return {"allOf": [target, others]} if others else target
-
-    return write_out(schema, ())
-
-
-def _found(schema: Any, reference: str) -> Any:
-    """What a reference names."""
-    found = schema
-    for part in reference.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or part not in found:
-            raise RequestError(f"they have no {json.dumps(reference[:80])}")
-        found = found[part]
-    if not reference.startswith("#"):
-        raise RequestError(f"they have no {json.dumps(reference[:80])}")
-    return found
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

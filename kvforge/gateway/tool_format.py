@@ -5,18 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvforge.common.errors import RequestError
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.functions import Function
-from kvforge.gateway.schemas import MAX_INLINED, inlined, moved
+from kvforge.gateway.schemas import moved
 from kvforge.gateway.written_format import WrittenFormat
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
-MAX_COLONS = 900
-"""In the schemas of a grammar; the engine counts them as rules, of which it takes 1000."""
 _WHITESPACE = {"x-guidance": {"whitespace_pattern": r" |\r?\n[ \t]{0,32}"}}
-_UNFIT = {"multipleOf": "multipleOf", "Ref": "a name with Ref in it", "$ref": "$ref", "\\u": "control characters"}
-"""What the engine takes in a schema, but not in one that is part of a grammar."""
 
 TokenOf = Callable[[str], int | None]
 """The id of a marker that is one token, which no other tokens may write; None where it is plain text."""
@@ -58,13 +53,7 @@ class ToolFormat(WrittenFormat):
 
     def forced(self, functions: Sequence[Function], parallel: bool) -> GuidedDecoding:
         """After the prefix, calls of these functions and nothing else. Raises RequestError."""
-        definitions = {f.name: moved(f.parameters, f"#/$defs/{f.name}") for f in functions}
-        calls = [self._call(f, {"$ref": f"#/$defs/{f.name}"}) for f in functions]
-        one = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        schema: dict[str, Any] = one
-        if self.notation.opens:
-            schema = {"type": "array", "items": one, "minItems": 1, **({} if parallel else {"maxItems": 1})}
-        return GuidedDecoding("json_schema", {"$defs": definitions, **schema})  # type: ignore[arg-type]
+        return GuidedDecoding("json_schema", self._calls(functions, parallel))  # type: ignore[arg-type]
 
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """Any text, and in it calls of these functions. Raises RequestError."""
@@ -72,22 +61,18 @@ class ToolFormat(WrittenFormat):
         if token is None:
             return self._tags(functions)
         end = token_of(self.notation.closes)
-        budget = iter(range(MAX_INLINED))
         rules = ["TEXT: /(.|\\n)*/"]
         if self.notation.opens:
-            one = [self._call(f, inlined(f.parameters, budget)) for f in functions]
-            array = {"type": "array", "items": {"anyOf": one}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
-            rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {_json(array)}']
+            calls = _json(self._calls(functions, parallel))
+            rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {calls}']
         else:
             rules += [f"start: (call){'*' if parallel else '?'} TEXT"]
             rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
             closes = _quoted(self.notation.closes) if end is None else f"<[{end}]>"
             for index, function in enumerate(functions):
                 begin, rest = _quoted(self.gap + self.head(function.name)), _quoted("}" + self.gap)
-                schema = _json(inlined(function.parameters, budget))
+                schema = _json(function.parameters)
                 rules += [f"call_{index}: TEXT <[{token}]> {begin} %json {schema} {rest} {closes}"]
-        if sum(rule.count(":") for rule in rules) > MAX_COLONS:
-            raise RequestError("they have too many parameters together; give fewer functions, or smaller ones")
         return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
 
     def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
@@ -106,6 +91,15 @@ class ToolFormat(WrittenFormat):
         """How a call of the function begins where the guide knows calls by their beginning."""
         return f'{{"name": "{name}", "{self.key}": '
 
+    def _calls(self, functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
+        """The schema of calls of these functions, without marks."""
+        definitions = {f.name: moved(f.parameters, f"#/$defs/{f.name}") for f in functions}
+        calls = [self._call(f, {"$ref": f"#/$defs/{f.name}"}) for f in functions]
+        schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if self.notation.opens:
+            schema = {"type": "array", "items": schema, "minItems": 1, **({} if parallel else {"maxItems": 1})}
+        return {"$defs": definitions, **schema}
+
     def _call(self, function: Function, parameters: Any) -> dict[str, Any]:
         return {
             "type": "object",
@@ -116,12 +110,8 @@ class ToolFormat(WrittenFormat):
 
 
 def _json(schema: dict[str, Any]) -> str:
-    """A schema inside a grammar. Raises RequestError where the engine does not take it there."""
-    text = json.dumps({**schema, **_WHITESPACE}, ensure_ascii=False)
-    for part, what in _UNFIT.items():
-        if part in text:
-            raise RequestError(f"they use {what}, which needs a call that is forced; give tool_choice required")
-    return text
+    """A schema inside a grammar."""
+    return json.dumps({**schema, **_WHITESPACE}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

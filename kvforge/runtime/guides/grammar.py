@@ -20,6 +20,8 @@ from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 MAX_RULES = 1000
 MAX_REFERENCES = 500
 MAX_REMAINDERS = 10_000
+_EMBEDDED = "%json"
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"
 """Between JSON's tokens: a space, or a line's end and an indentation. A model in doubt would fill pages with more."""
 
@@ -121,9 +123,8 @@ def _refuse_others(what: str, given: dict[str, Any], known: Collection[str]) -> 
 
 
 def _check_schema(schema: Any) -> None:
-    references, factors = 0, []
+    references, factors = _num_references(schema), []
     for key, value in _entries(schema):
-        references += key.endswith(("$ref", "Ref"))
         if key == "multipleOf" and isinstance(value, (int, float)) and not isinstance(value, bool):
             factors.append(_fraction(value))
     if references > MAX_REFERENCES:
@@ -132,6 +133,10 @@ def _check_schema(schema: Any) -> None:
     numbers = [abs(int(factor * scale)) for factor in factors]
     if sum(numbers) > MAX_REMAINDERS or math.lcm(*numbers) > MAX_REMAINDERS:
         raise RequestError(f"multipleOf in the schema is too fine or too large; keep it below {MAX_REMAINDERS}.")
+
+
+def _num_references(schema: Any) -> int:
+    return sum(key in _REFERENCES and isinstance(value, str) for key, value in _entries(schema))
 
 
 def _fraction(value: float) -> Fraction:
@@ -153,7 +158,30 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_rules(text: str) -> None:
-    if text.count(":") > MAX_RULES:
-        raise RequestError(f"the ebnf_grammar holds more than {MAX_RULES} rules (or colons); shorten it.")
-    if "%json" in text and any(word in text for word in ("multipleOf", "Ref", "$ref", "\\u")):
-        raise RequestError("%json in a grammar takes no $ref, multipleOf or \\u; give such a schema as json_schema.")
+    rules, schemas = _without_schemas(text)
+    # A chain may go through rules and through references.
+    if rules.count(":") + _num_references(schemas) * MAX_RULES // MAX_REFERENCES > MAX_RULES:
+        most = f"{MAX_RULES} rules (or colons; a reference is two)"
+        raise RequestError(f"the ebnf_grammar holds more than {most}; shorten it.")
+    if _EMBEDDED in rules and any(word in rules for word in ("multipleOf", "Ref", "$ref", "\\u")):
+        raise RequestError("%json in the ebnf_grammar is not followed by a JSON object; give a schema.")
+    _check_schema(schemas)
+
+
+def _without_schemas(text: str) -> tuple[str, list[Any]]:
+    """A grammar's text without the objects behind its ``%json``, and these. One that no object follows stays."""
+    rules, schemas, at = "", [], 0
+    while (found := text.find(_EMBEDDED, at)) >= 0:
+        begin = found + len(_EMBEDDED)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, begin)
+        except RecursionError:
+            raise RequestError("a schema in the ebnf_grammar is nested too deeply; flatten it.") from None
+        except ValueError:
+            schema, end = None, begin
+        is_schema = isinstance(schema, dict)
+        rules += text[at : found if is_schema else begin]
+        at = end if is_schema else begin
+        schemas += [schema] if is_schema else []
+    return rules + text[at:], schemas

@@ -10,13 +10,12 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
-from kvforge.common.errors import RequestError
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
 from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function, read_tools
 from kvforge.gateway.marked_text import TOKEN, MarkedText
-from kvforge.gateway.schemas import inlined, moved
+from kvforge.gateway.schemas import moved
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.runtime.guides.judgement import judged
@@ -413,36 +412,32 @@ def test_a_marker_that_is_a_token_cannot_be_spelt() -> None:
         assert read(HERMES, pieces, notation=notation) == (f"{spelt} end</tool_call>", [("f", "{}")])
 
 
-def test_schemas_share_what_references_may_stand_for() -> None:
-    budget = iter(range(5))
-    one = {"properties": {"a": {}}}
-    assert inlined(one, budget) == one == inlined(one, budget)
-    with pytest.raises(RequestError, match="too much"):
-        inlined(one, budget)
-
-
 def test_references() -> None:
-    definitions = {"A": {"items": {"$ref": "#/$defs/B"}}, "B": {"type": "integer"}}
-    schema = {"$defs": definitions, "properties": {"$ref": {"$ref": "#/$defs/A"}}}
-    assert inlined(schema, iter(range(9))) == {"properties": {"$ref": {"items": {"type": "integer"}}}}
+    schema = {"$defs": {"A": {"items": {"$ref": "#/$defs/B"}}}, "properties": {"$ref": {"$ref": "#/$defs/A"}}}
     assert moved(schema, "#/x")["properties"] == {"$ref": {"$ref": "#/x/$defs/A"}}
 
 
-TWICE = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(60)}
+CIRCLE = {"items": {"$ref": "#/$defs/a"}, "type": "array"}
+INNER = {name: {"type": "string"} for name in "abcde"}
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "good", "bad"),
     [
-        ({"$defs": {**TWICE, "d60": {}}, "$ref": "#/$defs/d0"}, "too much"),
-        ({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}, "circle"),
-        ({"$ref": "#/nowhere"}, "nowhere"),
-        ({"$ref": "http://example.org/a"}, "example"),
-        ({"properties": {"a": {"multipleOf": 5}}}, "multipleOf"),
-        ({"properties": {"bookingRef": {}}}, "Ref"),
-        ({"properties": {f"p{index}": {"type": "string"} for index in range(500)}}, "too many parameters"),
+        ({"$defs": {"a": CIRCLE}, "properties": {"x": {"$ref": "#/$defs/a"}}},
+         '{"x": [[], [[]]]}', '{"x": [1]}'),
+        ({"properties": {"a": {"type": "integer", "multipleOf": 5}}}, '{"a": 15}', '{"a": 14}'),
+        ({"properties": {"bookingRef": {"type": "string"}}}, '{"bookingRef": "x"}', '{"bookingRef": 1}'),
+        ({"properties": {"a\u0001": {"const": "\u0002"}}}, '{"a\\u0001": "\\u0002"}', '{"a\\u0001": "\\u0003"}'),
+        ({"properties": {f"p{index}": {"type": "object", "properties": INNER} for index in range(100)}},
+         '{"p99": {"e": "x"}}', '{"p99": {"e": 1}}'),
     ],
-)
-def test_schemas_that_a_grammar_does_not_take(schema: dict, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
-        HERMES.free([Function("f", {"type": "object", **schema})], True, lambda text: 5)
+    ids=["circle", "multipleOf", "Ref in a name", "control characters", "many properties"],
+)  # fmt: skip
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+def test_guides_of_free_answers_take_what_guides_of_forced_ones_do(
+    form: ToolFormat, tokenizer: Tokenizer, schema: dict, good: str, bad: str
+) -> None:
+    guide = form.free([Function("f", {"type": "object", **schema})], True, token_of(tokenizer))
+    assert matches(tokenizer, guide, spelled(form, [("f", good)])) == (True, True)
+    assert not matches(tokenizer, guide, spelled(form, [("f", bad)]))[0]

@@ -66,6 +66,17 @@ def hostile_guides() -> Iterator[tuple[str, str, str]]:
     yield "negation", "ebnf_grammar", "start: A\nA: " + _nested("~(", '"a"', ")")
     yield "long text", "ebnf_grammar", 'root ::= "' + "x" * (MAX_GUIDE_BYTES - 100) + '"'
     yield "embedded", "ebnf_grammar", 'start: %json {"type": "integer", "multipleOf": 999983}'
+    yield "embedded spelt", "ebnf_grammar", 'start: %json{"type": "integer", "multiple\\u004ff": 999983}'
+    yield "embedded late", "ebnf_grammar", 'start: "%json" | %json {"const": "%json"} | %json {"multipleOf": 999983}'
+    for count in (399, 1500):
+        schema = _definitions(reference, {"type": "integer"}, count)
+        yield (
+            f"embedded references {count}",
+            "ebnf_grammar",
+            "start: r0\n" + _chain("THIS: NEXT", "THIS: %json " + schema, "r", 198),
+        )
+    texts = {f"p{i}": {"type": "string"} for i in range(900)}
+    yield "embedded colons", "ebnf_grammar", "start: %json " + json.dumps({"properties": texts})
     yield "tags", "structural_tag", json.dumps({"triggers": ["<"], "structures": [{"begin": "<a", "end": ""}] * 1000})
 
 
