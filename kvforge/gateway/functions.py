@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +13,24 @@ from kvforge.gateway.schemas import bare
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 << 10
 """Of all tools as JSON."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-FUNCTION_FIELDS = frozenset({"name", "description", "parameters"})
-FUNCTION_WITHOUT_EFFECT = {"strict": "arguments keep to their schema in any case"}
+MAX_NAME = 128
+"""Characters, as OpenAI's newer endpoint and MCP allow."""
+_NAME = re.compile(f"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+_MUST = ("required", "any")
+"""Two names of one choice: a function must be called."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function whose calls keep to `parameters`, a JSON schema without descriptions."""
+    """A function whose calls keep to `parameters`, a JSON schema without descriptions: to all of it where it is
+    `strict`, else to what a guide can keep. `field` is what the request calls the schema."""
 
     name: str
     parameters: dict[str, Any]
+    strict: bool = False
+    field: str = "tools"
 
 
 @dataclass(frozen=True)
@@ -79,25 +86,30 @@ def _function(name: str, tool: Any) -> tuple[Function, dict[str, Any]]:
         raise bad_field(name, 'must be {"type": "function", "function": {"name": ..., "parameters": ...}}')
     refuse_others(name, tool, ("type", "function"))
     given = {key: value for key, value in tool["function"].items() if value is not None}
-    refuse_others(f"{name}.function", given, {*FUNCTION_FIELDS, *FUNCTION_WITHOUT_EFFECT})
+    refuse_others(f"{name}.function", given, FUNCTION_FIELDS)
     if not isinstance(given.get("name"), str) or not _NAME.fullmatch(given["name"]):
-        raise bad_field(f"{name}.function.name", "must be 1 to 64 letters, digits, dots, dashes and underscores")
+        what = f"must be 1 to {MAX_NAME} letters, digits, dots, dashes and underscores"
+        raise bad_field(f"{name}.function.name", what)
     if not isinstance(given.get("description", ""), str):
         raise bad_field(f"{name}.function.description", "must be text")
-    flag({f"{name}.function.strict": given.pop("strict", False)}, f"{name}.function.strict")
-    parameters = given.get("parameters", {})
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise bad_field(f"{name}.function.parameters", "must be a JSON schema of type object")
+    strict = flag({f"{name}.function.strict": given.pop("strict", False)}, f"{name}.function.strict")
+    field, parameters = f"{name}.function.parameters", given.get("parameters", {})
+    kind = parameters.get("type") or "object" if isinstance(parameters, dict) else None
+    if kind != "object" and (not isinstance(kind, list) or "object" not in kind):
+        raise bad_field(field, "must be a JSON schema of type object")
     try:
         schema = _closed(bare(parameters))
     except RecursionError:
-        raise bad_field(f"{name}.function.parameters", "is nested too deeply; flatten it") from None
-    return Function(given["name"], schema), {"type": "function", "function": given}
+        raise bad_field(field, "is nested too deeply; flatten it") from None
+    return Function(given["name"], schema, strict, field), {"type": "function", "function": given}
 
 
-def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call's arguments. OpenAI's ways to describe a function without parameters allow no member: none
-    given, and an object whose `properties` are empty. Every other schema means what JSON Schema says."""
+def _closed(parameters: Any) -> dict[str, Any]:
+    """The schema of a call's arguments, of bare parameters. OpenAI's ways to describe a function without parameters
+    allow no member: none given, and an object whose `properties` are empty. Every other schema means what JSON Schema
+    says; one that allows nothing is taken for one that says nothing."""
+    if isinstance(parameters, bool):
+        return {"type": "object"}
     is_empty = parameters.get("properties") == {} and not parameters.get("required")
     if not parameters or (is_empty and parameters.keys() <= {"type", "properties", "required"}):
         return _NO_PARAMETERS
@@ -108,17 +120,47 @@ def _chosen(choice: Any, functions: list[Function]) -> tuple[list[Function], boo
     """The functions that may be called, and whether one must."""
     if choice == "none":
         return [], False
-    if choice in ("auto", "required"):
-        return functions, choice == "required"
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    if choice in ("auto", *_MUST):
+        return functions, choice != "auto"
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        refuse_others("tool_choice", choice, ("type", "allowed_tools"))
+        return _allowed(choice.get("allowed_tools"), functions)
+    name = _named(choice)
+    if name is None:
         raise bad_field(
-            "tool_choice", 'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
+            "tool_choice",
+            'must be none, auto, required, any, {"type": "function", "function": {"name": ...}} or '
+            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
         )
     refuse_others("tool_choice", choice, ("type", "function"))
     refuse_others("tool_choice.function", choice["function"], ("name",))
-    found = [entry for entry in functions if entry.name == name]
-    if not found:
-        raise ApiError(400, f"'tool_choice' names '{name[:80]}', which is none of the tools", "tool_choice")
-    return found, True
+    return _found([name], functions), True
+
+
+def _allowed(given: Any, functions: list[Function]) -> tuple[list[Function], bool]:
+    """What `allowed_tools` leaves of the functions, and whether one of them must be called."""
+    field = "tool_choice.allowed_tools"
+    if not isinstance(given, dict) or given.get("mode") not in ("auto", *_MUST):
+        raise bad_field(f"{field}.mode", "must be auto or required")
+    refuse_others(field, given, ("mode", "tools"))
+    entries = given.get("tools")
+    names = [_named(entry) for entry in entries] if isinstance(entries, list) else []
+    if not names or None in names:
+        raise bad_field(f"{field}.tools", 'must be a list of {"type": "function", "function": {"name": ...}}')
+    return _found(names, functions), given["mode"] != "auto"
+
+
+def _named(choice: Any) -> str | None:
+    """The function that {"type": "function", "function": {"name": ...}} names."""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _found(names: Collection[str | None], functions: list[Function]) -> list[Function]:
+    """The functions of these names."""
+    for name in names:
+        if not any(entry.name == name for entry in functions):
+            raise ApiError(400, f"'tool_choice' names '{str(name)[:80]}', which is none of the tools", "tool_choice")
+    return [entry for entry in functions if entry.name in names]

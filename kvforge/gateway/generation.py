@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.engine_words import GUIDE
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.left_header import left_header
 from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
@@ -67,7 +69,7 @@ class Usage:
 class Generation:
     """Prompts with the same parameters; choice `p * n + s` is sequence `s` of prompt `p`.
 
-    `usage` grows while `deltas` is read.
+    `usage` grows while `deltas` is read; `left` (see ParsedRequest) is certain with the first of them.
     """
 
     triton: Triton
@@ -75,10 +77,17 @@ class Generation:
     request_id: str
     asked: ParsedRequest
     usage: Usage = field(init=False)
+    left: dict[str, list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.left = self.asked.left
         self._reasoning_tokens = reasoning_tokens(self.asked.thinking, self.model.token_bytes.is_blank)
         self.usage = Usage(self.asked.num_prompt_tokens, reasoning=None if self._reasoning_tokens is None else 0)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Those of the answer."""
+        return left_header(self.left)
 
     @property
     def num_choices(self) -> int:
@@ -132,15 +141,33 @@ class Generation:
 
     async def _pieces(self, position: int) -> AsyncGenerator[tuple[int, ResponseTokens], None]:
         """Pieces of one prompt, each with its choice."""
-        request = infer_request(self.asked.template, f"{self.request_id}.{position}", self.asked.prompts[position])
         reused = None
-        async with contextlib.aclosing(self.triton.generate(request, self.asked.names)) as pieces:
+        async with contextlib.aclosing(self._with_a_guide_that_is_taken(position)) as pieces:
             async for piece in pieces:
                 if piece.reused_blocks is not None:
                     reused = max(reused or 0, piece.reused_blocks)
                 yield position * self.asked.n + piece.sequence, piece
         if reused is not None:
             self.usage.cached = (self.usage.cached or 0) + reused * self.model.manifest.page_size
+
+    async def _with_a_guide_that_is_taken(self, position: int) -> AsyncGenerator[ResponseTokens, None]:
+        """Pieces of one prompt; where the engine refuses the guide and there is a looser one, by that."""
+        asked = self.asked
+        for template, suffix in ((asked.template, ""), (asked.looser, ".looser")):
+            assert template is not None
+            request = infer_request(template, f"{self.request_id}.{position}{suffix}", asked.prompts[position])
+            began = False
+            try:
+                async with contextlib.aclosing(self.triton.generate(request, asked.names)) as pieces:
+                    async for piece in pieces:
+                        began = True
+                        yield piece
+                return
+            except ApiError as error:
+                is_guides = error.status == 400 and error.param is not None and error.param == asked.names.get(GUIDE)
+                if began or not is_guides or asked.looser is None or template is asked.looser:
+                    raise
+                self.left = asked.left_by_looser
 
     async def _merged(self) -> AsyncGenerator[tuple[int, ResponseTokens], None]:
         """Pieces of all prompts as they come; the first error ends all."""

@@ -48,6 +48,9 @@ class ParsedRequest:
         empty: nothing is generated.
         shown: what the answer repeats of the request.
         names: what the request calls the fields of kvforge.gateway.engine_words.
+        looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
+            first; None where there is none.
+        left, left_by_looser: tools by name, and the keywords of their schemas that the guides leave to the model.
         echoes: the prompts' texts where they are to be repeated, as JSON writes them, without quotation marks.
     """
 
@@ -66,6 +69,9 @@ class ParsedRequest:
     silent: bool = False
     empty: bool = False
     shown: dict[str, Any] = dataclasses.field(default_factory=dict)
+    looser: bytes | None = None
+    left: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    left_by_looser: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def marks(self, known: dict[int, str]) -> dict[int, str]:
         """Of the marks that a model's text can have those that the answer is read by."""
@@ -90,9 +96,11 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
         "thinking": None if asked.thinking is None else dataclasses.astuple(asked.thinking),
         "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
-        "shown": asked.shown,
+        "shown": asked.shown, "looser": None if asked.looser is None else len(asked.looser), "left": asked.left,
+        "left_by_looser": asked.left_by_looser,
     }  # fmt: skip
-    return b"".join((json.dumps(head).encode(), b"\n", asked.template, *asked.prompts, *asked.echoes))
+    parts = (asked.template, *asked.prompts, *asked.echoes, asked.looser or b"")
+    return b"".join((json.dumps(head).encode(), b"\n", *parts))
 
 
 def unpack(data: bytes) -> ParsedRequest:
@@ -127,6 +135,9 @@ def unpack(data: bytes) -> ParsedRequest:
         silent=head["silent"],
         empty=head["empty"],
         shown=head["shown"],
+        looser=None if head["looser"] is None else take(head["looser"]),
+        left=head["left"],
+        left_by_looser=head["left_by_looser"],
     )
 
 

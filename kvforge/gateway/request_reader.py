@@ -25,8 +25,9 @@ from kvforge.gateway.responses_request import in_response_words, read_response_r
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
 from kvforge.gateway.thinking import thinking_after
-from kvforge.gateway.tool_use import tool_calls
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.gateway.tool_guides import ToolGuide
+from kvforge.gateway.tool_use import tool_use
+from kvforge.runtime.requests.params import SamplingParams
 from kvforge.tokenization.conversation import checked_messages
 
 DEFAULT_MAX_TOKENS = 16
@@ -87,7 +88,8 @@ class RequestReader:
         for prompt in prompts:
             check_length(len(prompt), max_tokens, self._model.max_seq_len, "prompt")
         echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
-        guide = guided_decoding(fields)
+        form = guided_decoding(fields)
+        guide = None if form is None else ToolGuide(form, {})
         names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
         ranked = best_of > n
         wanted = 0 if ranked and logprobs is None else logprobs
@@ -98,7 +100,8 @@ class RequestReader:
 
     def _chat(self, fields: Fields) -> ParsedRequest:
         tools = read_tools(fields)
-        calls, guide, asks = tool_calls(self._model, fields, tools)
+        use = tool_use(self._model, fields, tools)
+        calls = use.calls
         prompt = chat_prompt(
             self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
         )
@@ -107,7 +110,7 @@ class RequestReader:
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
         check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages", name)
-        names = {PROMPT: "messages", LENGTH: name, GUIDE: asks}
+        names = {PROMPT: "messages", LENGTH: name, GUIDE: use.field}
         if max_tokens is None:
             max_tokens = self._model.max_seq_len - len(prompt)
         logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -116,10 +119,13 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        is_guided = guide is not None and (calls is None or calls.forced)
+        is_guided = use.guide is not None and (calls is None or calls.forced)
         last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
         thinking = thinking_after(self._model, prompt, is_guided, None if last is None else last["content"])
-        return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls, thinking=thinking)
+        return self._asked(
+            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls, thinking=thinking,
+            looser=use.looser,
+        )  # fmt: skip
 
     def _asked(
         self,
@@ -129,18 +135,30 @@ class RequestReader:
         logprobs: int | None,
         names: dict[str, str],
         echoes: Sequence[bytes] = (),
-        guide: GuidedDecoding | None = None,
+        guide: ToolGuide | None = None,
         calls: Calls | None = None,
         thinking: Thinking | None = None,
+        looser: ToolGuide | None = None,
     ) -> ParsedRequest:
         vocab_size = self._model.manifest.vocab_size
+        form = None if guide is None else guide.guide
         params = sampling_params(
-            fields, self._options, vocab_size, max_tokens, logprobs, guide, names[LENGTH], self._model.sampling.values
+            fields, self._options, vocab_size, max_tokens, logprobs, form, names[LENGTH], self._model.sampling.values
         )
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
+
+        def template(params: SamplingParams) -> bytes:
+            return request_template(params, vocab_size, stream, not stream or usage, self._options.request_timeout)
+
+        def left(by: ToolGuide | None) -> dict[str, list[str]]:
+            return {} if by is None else {name: list(keywords) for name, keywords in by.left.items()}
+
         return ParsedRequest(
-            template=request_template(params, vocab_size, stream, not stream or usage, self._options.request_timeout),
+            template=template(params),
+            looser=None if looser is None else template(dataclasses.replace(params, guided_decoding=looser.guide)),
+            left=left(guide),
+            left_by_looser=left(looser),
             prompts=tuple(np.array(prompt, dtype=np.int32).tobytes() for prompt in prompts),
             n=params.n,
             stop=tuple(params.stop),

@@ -102,13 +102,13 @@ class StreamedResponse(Response):
                 self._form.add(delta)
                 self._held.set(self._form.num_bytes)
         self._check_finished()
-        await writer.whole(list(self._form.whole(self._generation.usage.body)))
+        await writer.whole(list(self._form.whole(self._generation.usage.body)), self._generation.headers)
 
     async def _stream(self, writer: "_Writer") -> None:
         async with contextlib.aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 if not writer.started:
-                    await writer.start(_SSE_HEADERS)
+                    await writer.start([*_SSE_HEADERS, *self._generation.headers])
                     for event in self._form.opening():
                         await writer.write(event)
                 self._form.add(delta)
@@ -139,11 +139,11 @@ class _Writer:
         if data or end:
             await self._timed({"type": "http.response.body", "body": data, "more_body": not end})
 
-    async def whole(self, parts: Sequence[bytes | bytearray]) -> None:
-        """A body of JSON, a bounded part at a time."""
+    async def whole(self, parts: Sequence[bytes | bytearray], headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """A body of JSON, a bounded part at a time; `headers` beside its own."""
         size = sum(map(len, parts))
-        headers = [(b"content-length", str(size).encode()), (b"content-type", b"application/json")]
-        await self.start(headers)
+        own = [(b"content-length", str(size).encode()), (b"content-type", b"application/json")]
+        await self.start([*own, *headers])
         small = bytearray()
         for part in parts:
             for at in range(0, len(part), WRITE_BYTES):

@@ -32,7 +32,7 @@ _REASONING_PARTS = ("reasoning_text", "summary_text")
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
-          ("reasoning_effort", "reasoning.effort"))  # fmt: skip
+          ("reasoning_effort", "reasoning.effort"), ("tool_choice.allowed_tools", "tool_choice"))  # fmt: skip
 
 
 def read_response_request(
@@ -194,9 +194,21 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
 def _choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
-    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise bad_field("tool_choice", 'must be none, auto, required or {"type": "function", "name": ...}')
-    _refuse_others("tool_choice", choice, ("type", "name"))
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        refuse_others("tool_choice", choice, ("type", "mode", "tools"))
+        tools = choice.get("tools")
+        if not isinstance(tools, list):
+            raise bad_field("tool_choice.tools", 'must be a list of {"type": "function", "name": ...}')
+        named = [_choice(tool) if isinstance(tool, dict) else None for tool in tools]
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
+    if kind != "function" or not isinstance(choice.get("name"), str):
+        raise bad_field(
+            "tool_choice",
+            'must be none, auto, required, any, {"type": "function", "name": ...} or {"type": "allowed_tools", '
+            '"mode": ..., "tools": [...]}',
+        )
+    refuse_others("tool_choice", choice, ("type", "name"))
     return {"type": "function", "function": {"name": choice["name"]}}
 
 

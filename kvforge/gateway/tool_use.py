@@ -1,29 +1,46 @@
 """What tools mean for one request: the guide of its answer, and how calls are read from it."""
 
-from kvforge.common.errors import RequestError
-from kvforge.gateway.engine_words import guide_refusal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.functions import Tools
+from kvforge.gateway.functions import Function, Tools
 from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.request_fields import Fields
 from kvforge.gateway.tool_formats import formats
+from kvforge.gateway.tool_guides import ToolGuide, guides_of_tools, refused_field
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 
-def tool_calls(
-    model: ServedModel, fields: Fields, tools: Tools | None
-) -> tuple[Calls | None, GuidedDecoding | None, str]:
-    """How to read calls, None where there can be none, the guide, and the field that asks for it. Raises ApiError."""
+@dataclass(frozen=True)
+class ToolUse:
+    """Attributes:
+    calls: how calls are read; None where there can be none.
+    guide: of the answer, and what it leaves of tools' schemas to the model; None for free text.
+    field: the field that asks for the guide.
+    looser: the guide to ask for where the engine refuses the first; None where that is the last word.
+    """
+
+    calls: Calls | None
+    guide: ToolGuide | None
+    field: str
+    looser: ToolGuide | None = None
+
+
+def tool_use(model: ServedModel, fields: Fields, tools: Tools | None) -> ToolUse:
+    """What the answer to a request may be. Raises ApiError."""
     form = guided_decoding(fields)
+    asked = ToolUse(None, None if form is None else ToolGuide(form, {}), guide_field(fields))
     if tools is None or not tools.functions:
-        return None, form, guide_field(fields)
+        return asked
     if form is not None and tools.forced:
         raise bad_field("tool_choice", "forces a call, which excludes another form of the text; leave out one of them")
     if form is not None:
-        return None, form, guide_field(fields)
-    if model.tool_format is None:
+        return asked
+    written = model.tool_format
+    if written is None:
         known = ", ".join(sorted(formats()))
         raise ApiError(
             400,
@@ -33,14 +50,14 @@ def tool_calls(
             "no_tool_call_format",
         )
     names = tuple(function.name for function in tools.functions)
-    prefix = model.tool_format.prefix if tools.forced else ""
-    tokens = tuple(sorted(model.marker_tokens(model.tool_format.markers)))
-    calls = Calls(model.tool_format.name, names, prefix, tools.forced, tools.parallel, tokens)
-    try:
+    prefix = written.prefix if tools.forced else ""
+    tokens = tuple(sorted(model.marker_tokens(written.markers)))
+    calls = Calls(written.name, names, prefix, tools.forced, tools.parallel, tokens)
+
+    def make(functions: Sequence[Function]) -> GuidedDecoding:
         if tools.forced:
-            return calls, model.tool_format.forced(tools.functions, tools.parallel), "tools"
-        return calls, model.tool_format.free(tools.functions, tools.parallel, model.marker_token), "tools"
-    except RecursionError:
-        raise bad_field("tools", "have parameters that are nested too deeply; flatten them") from None
-    except RequestError as error:
-        raise guide_refusal(str(error), "tools") from None
+            return written.forced(functions, tools.parallel)
+        return written.free(functions, tools.parallel, model.marker_token)
+
+    guide, looser = guides_of_tools(tools.functions, make)
+    return ToolUse(calls, guide, "tools" if looser else refused_field(tools.functions), looser)

@@ -160,9 +160,9 @@ WALKS = {
         "name": Pair("f", "g"), "arguments": Pair("{}", '{"a": 1}')},
         lambda name, value: in_call("function", {**CALL["function"], name: value})),
     "function": Walk(Endpoint.CHAT, functions.FUNCTION_FIELDS, {
-        "name": Pair("f", "g"), "description": Pair("a", "b"), "parameters": Pair(OBJECT, OTHER)},
-        lambda name, value: {"tools": [{**TOOL, "function": {**TOOL["function"], name: value}}]},
-        functions.FUNCTION_WITHOUT_EFFECT),
+        "name": Pair("f", "g"), "description": Pair("a", "b"), "parameters": Pair(OBJECT, OTHER),
+        "strict": Pair(True, False)},
+        lambda name, value: {"tools": [{**TOOL, "function": {**TOOL["function"], name: value}}]}),
     "stream_options": Walk(Endpoint.CHAT, request_fields.STREAM_OPTIONS, {"include_usage": Pair(True, False)},
                            lambda name, value: {"stream": True, "stream_options": {name: value}},
                            refused=request_fields.STREAM_OPTIONS_REFUSED),

@@ -13,7 +13,7 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.engine_files import write_engine_files
-from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
+from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
 from tests.cpu.gateway.http_calls import WAIT_S, post
 from tests.cpu.gateway.test_openai_refusals import check
 
@@ -191,6 +191,13 @@ def function(**more) -> list:
     return [{"type": "function", "function": {"name": "f", **more}}]
 
 
+def allowed(mode: str, *names: str) -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+ODD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)"}, "b": {"type": "integer"}},
+       "dependentRequired": {"a": ["b"]}}  # fmt: skip
 MANY = [{"type": "function", "function": {"name": f"f{index}"}} for index in range(129)]
 WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}}
 DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150 + "{}" + "}}" * 150 + "}")
@@ -201,10 +208,12 @@ DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150
     [
         ({"tools": MANY}, "tools"),
         ({"tools": function(description="x" * 200_000)}, "tools"),
-        ({"tools": function(parameters=WIDE)}, "tools"),
-        ({"tools": function(parameters=WIDE), "tool_choice": "required"}, "tools"),
+        ({"tools": function(parameters=WIDE, strict=True)}, "tools[0].function.parameters"),
+        ({"tools": function(parameters=WIDE, strict=True), "tool_choice": "required"}, "tools[0].function.parameters"),
+        ({"tools": function(parameters=ODD, strict=True)}, "tools[0].function.parameters"),
         ({"tools": function() * 2}, "tools[1].function.name"),
         ({"tools": function(name="a b")}, "tools[0].function.name"),
+        ({"tools": function(name="a" * 129)}, "tools[0].function.name"),
         ({"tools": function(parameters=[])}, "tools[0].function.parameters"),
         ({"tools": function(parameters={"type": "array"})}, "tools[0].function.parameters"),
         ({"tools": function(colour="red")}, "tools[0].function.colour"),
@@ -214,6 +223,10 @@ DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("auto", "h")}, "tool_choice"),
         ({"tool_choice": "required", "continue_final_message": True, "add_generation_prompt": False},
          "continue_final_message"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
@@ -230,6 +243,103 @@ def test_nested_schemas_are_served_or_refused(url: str, triton: FakeTriton) -> N
     for choice in ("auto", "required"):
         body = {"model": "tiny", "messages": HELLO, "tools": function(parameters=DEEP), "tool_choice": choice}
         assert post(f"{url}/v1/chat/completions", body).status in (200, 400)
+
+
+LEFT = {"f": ["dependentRequired", "pattern"]}
+
+
+def guide_of(triton: FakeTriton, at: int = -1) -> str:
+    return triton.requests[at].texts("guided_decoding_guide")[0]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_guides_cannot_keep_is_left_to_the_model(url: str, triton: FakeTriton, choice: str, stream: bool) -> None:
+    """And the answer says so."""
+    say(triton, '{"name": "f", "arguments": {"a": "x"}}')
+    body = {"model": "tiny", "messages": HELLO, "tools": [*function(parameters=ODD), TOOLS[1]], "tool_choice": choice}
+    answer = post(f"{url}/v1/chat/completions", {**body, "stream": stream})
+    assert answer.status == 200 and json.loads(answer.headers["x-kvforge-unguided"]) == LEFT
+    assert '"b": {"type": "integer"}' in guide_of(triton) and "(?!x)" not in guide_of(triton)
+    flat = [{"type": "function", "name": "f", "parameters": ODD}]
+    body = {"model": "tiny", "input": "hi", "tools": flat, "tool_choice": choice, "stream": stream}
+    answer = post(f"{url}/v1/responses", body)
+    assert answer.status == 200 and json.loads(answer.headers["x-kvforge-unguided"]) == LEFT
+    kept = post(f"{url}/v1/chat/completions", {"model": "tiny", "messages": HELLO, "tools": TOOLS, "stream": stream})
+    assert kept.status == 200 and "x-kvforge-unguided" not in kept.headers
+
+
+def refuse_first(message: str) -> Callable:
+    """A script of an engine that refuses every guide of more than a few words."""
+
+    async def script(request):
+        if "properties" in request.texts("guided_decoding_guide")[0]:
+            yield Refusal("refused", message)
+            return
+        async for row in bytes_of(f"{OTHER} ", request, "stop"):
+            yield row
+
+    return script
+
+
+COSTLY = "the guide of json_schema cannot be used: to compile it takes more than 1.5 s of processor time, simplify it."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_guide_that_the_engine_refuses_gives_way_to_a_looser_one(url: str, triton: FakeTriton, stream: bool) -> None:
+    triton.script = refuse_first(COSTLY)
+    tools = [
+        *function(parameters=SCHEMA),
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}},
+    ]
+    body = {"model": "tiny", "messages": HELLO, "tools": tools, "stream": stream}
+    answer = post(f"{url}/v1/chat/completions", body)
+    assert answer.status == 200 and '"name":"g"' in answer.body
+    assert json.loads(answer.headers["x-kvforge-unguided"]) == {"f": ["*"]}
+    first, second = triton.requests
+    assert first.id != second.id and first.prompt == second.prompt
+    assert [item["schema"]["type"] for item in json.loads(guide_of(triton))["structures"]] == ["object", "object"]
+
+
+def test_a_strict_schema_that_the_engine_refuses_is_named(url: str, triton: FakeTriton) -> None:
+    triton.script = refuse_first(COSTLY)
+    tools = [*function(parameters=SCHEMA, strict=True), TOOLS[1]]
+    body = {"model": "tiny", "messages": HELLO, "tools": tools}
+    check(post(f"{url}/v1/chat/completions", body), 400, "tools[0].function.parameters", "processor time")
+    assert len(triton.requests) == 1
+
+
+def test_other_refusals_are_not_asked_again(url: str, triton: FakeTriton) -> None:
+    triton.script = refuse_first("input tensor 'request_output_len' is odd")
+    body = {"model": "tiny", "messages": HELLO, "tools": function(parameters=SCHEMA)}
+    assert post(f"{url}/v1/chat/completions", body).status == 400 and len(triton.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_forced"), [("any", True), (allowed("required", "g"), True), (allowed("auto", "g"), False)]
+)
+def test_choices_of_other_clients(client: openai.OpenAI, triton: FakeTriton, choice, is_forced: bool) -> None:
+    say(triton, OTHER.removeprefix("<tool_call>\n") if is_forced else OTHER)
+    for found in answers(client, tool_choice=choice):
+        assert calls_of(found) == [("g", "{}")]
+    assert prompt_of(triton).endswith("<tool_call>\n") == is_forced
+    names = {"f", "g"} if choice == "any" else {"g"}
+    guide = json.loads(guide_of(triton))
+    assert names == (
+        set(guide["$defs"]) if is_forced else {item["begin"].split('"')[3] for item in guide["structures"]}
+    )
+    assert '"name": "f"' in prompt_of(triton), "the template shows all tools"
+
+
+def test_allowed_tools_of_responses(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, OTHER)
+    flat = [{"type": "function", "name": name, "parameters": SCHEMA} for name in "fg"]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    found = client.responses.create(model="tiny", input="hi", tools=flat, tool_choice=choice)
+    assert [item.name for item in found.output if item.type == "function_call"] == ["g"]
+    assert '"f"' not in guide_of(triton) and found.tool_choice.mode == "auto"
+    with pytest.raises(openai.BadRequestError, match=r"'tool_choice\.mode' must be auto or required"):
+        client.responses.create(model="tiny", input="hi", tools=flat, tool_choice={**choice, "mode": "none"})
 
 
 def test_an_unknown_format(start: Callable[..., str], triton: FakeTriton) -> None:

@@ -1,0 +1,55 @@
+"""Guides of tools that are too much together, and how an answer says what they leave."""
+
+import json
+
+import pytest
+
+from kvforge.gateway.errors import ApiError
+from kvforge.gateway.functions import Function
+from kvforge.gateway.left_header import MAX_VALUE, left_header
+from kvforge.gateway.tool_formats import formats
+from kvforge.gateway.tool_guides import ToolGuide, guides_of_tools
+
+
+def wide(name: str, num_properties: int, strict: bool = False) -> Function:
+    properties = {f"{name}{index}": {"type": "string", "enum": ["x" * 100]} for index in range(num_properties)}
+    return Function(name, {"type": "object", "properties": properties}, strict, f"tools[{name}]")
+
+
+def guides(*functions: Function) -> tuple[ToolGuide, ToolGuide | None]:
+    return guides_of_tools(functions, lambda kept: formats()["hermes"].free(kept, True, lambda text: 5))
+
+
+def test_schemas_that_are_too_large_together_give_way_from_the_largest_on() -> None:
+    first, looser = guides(wide("a", 150), wide("b", 400), wide("c", 200, strict=True), wide("d", 300))
+    assert first.left == {"b": ("*",), "d": ("*",)}
+    assert '"a149"' in str(first.guide.guide) and '"c199"' in str(first.guide.guide)
+    assert looser is not None and looser.left == {"a": ("*",), "b": ("*",), "d": ("*",)}
+    assert '"a149"' not in str(looser.guide.guide) and '"c199"' in str(looser.guide.guide)
+
+
+def test_what_is_kept_already_needs_no_looser_guide() -> None:
+    first, looser = guides(wide("a", 3, strict=True), Function("b", {"type": "object", "properties": {}}))
+    assert first.left == {} and looser is None
+
+
+def test_strict_schemas_that_are_too_large_are_refused_by_name() -> None:
+    with pytest.raises(ApiError, match="'a', which is strict, and properties cannot be kept") as error:
+        guides(wide("a", 600, strict=True), wide("b", 3))
+    assert error.value.param == "tools[a]"
+    with pytest.raises(ApiError, match="bytes") as error:
+        guides(wide("a", 300, strict=True), wide("b", 300, strict=True), wide("c", 300))
+    assert error.value.param == "tools"
+    odd = Function("f", {"type": "object", "properties": {"a": {"not": {"const": 1}}}}, True, "tools[0]")
+    with pytest.raises(ApiError, match="'f', which is strict, and not cannot be kept"):
+        guides(odd)
+
+
+def test_the_header_has_room_for_many_tools() -> None:
+    left = {f"function_{index}": ["pattern", "dependentRequired"] for index in range(128)}
+    ((name, value),) = left_header(left)
+    assert name == b"x-kvforge-unguided" and len(value) <= MAX_VALUE
+    shown = json.loads(value)
+    more = shown.pop("...")
+    assert len(shown) > 50 and len(shown) + more == 128 and all(left[tool] == shown[tool] for tool in shown)
+    assert left_header({}) == []
