@@ -1,7 +1,7 @@
 """What a growing answer says: its reasoning, its content and its tool calls."""
 
 from kvforge.gateway.call_events import CallBegins, Event, Reasoning, Text
-from kvforge.gateway.call_reader import CallReader
+from kvforge.gateway.call_reader import with_token_marks
 from kvforge.gateway.parsed_request import Calls, ParsedRequest
 from kvforge.gateway.reasoning_format import plain
 from kvforge.gateway.reasoning_formats import reasoning_formats
@@ -45,16 +45,12 @@ class _CallCollector:
     """Tells content and calls apart."""
 
     def __init__(self, asked: Calls) -> None:
-        form = formats()[asked.format]
-        notation = form.notation.with_tokens(asked.tokens)
-        all_guided = asked.forced or form.notation.begins in asked.tokens
-        heads = None if all_guided else {form.head(name): name for name in asked.names}
-        self._reader = CallReader(notation, frozenset(asked.names), asked.forced, heads)
+        self._reader = formats()[asked.format].reader(asked)
         self._parallel = asked.parallel
         self._num_calls = 0
         self._unsaid = asked.prefix
         """What the prompt says of the answer already, which is no content where no call follows."""
-        self._reader.push(asked.prefix.replace(form.notation.begins, notation.begins))
+        self._reader.push(with_token_marks(asked.prefix, asked.tokens))
 
     @property
     def is_cut(self) -> bool:

@@ -51,6 +51,10 @@ class CallObject:
         """The text so far where it is no call yet; None where a call has begun."""
         return None if self.began else self._held
 
+    def end(self) -> list[Event]:
+        """As WrittenCall: all is said."""
+        return []
+
     def _head(self, events: list[Event]) -> bool:
         found = _HEAD.match(self._held[:MAX_HEAD])
         if found:

@@ -1,21 +1,21 @@
 """From an answer's text to its content and its tool calls, while it grows."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kvforge.gateway.call_events import Arguments, Event, Text
-from kvforge.gateway.call_object import CallObject
+from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.marked_text import TOKEN, certain_length
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How a text marks its calls, each of which is a JSON object.
+    """How a text marks its calls.
 
     Attributes:
         begins: the text with which a call, or a list of calls, begins.
-        is_object: that text is the beginning of the object itself.
+        is_object: that text is the beginning of the call itself, a JSON object.
         opens: what opens the list after it, if there is one.
         separates: what stands between calls of a list.
         closes: what follows the call or ends the list.
@@ -33,10 +33,17 @@ class Notation:
         """For texts in which these markers count only as tokens."""
 
         def mark(text: str) -> str:
-            return TOKEN + text if text in tokens else text
+            return with_token_marks(text, tokens)
 
         ignored = tuple(map(mark, self.ignored))
         return dataclasses.replace(self, begins=mark(self.begins), closes=mark(self.closes), ignored=ignored)
+
+
+def with_token_marks(text: str, tokens: Collection[str]) -> str:
+    """A text in which these markers are marked as tokens."""
+    for token in tokens:
+        text = text.replace(token, TOKEN + token)
+    return text
 
 
 class CallReader:
@@ -44,19 +51,16 @@ class CallReader:
     what only looked like the beginning of a call is content. How the text is cut into pieces changes nothing but how
     events are cut."""
 
-    def __init__(
-        self, notation: Notation, names: Set[str], forced: bool = False, heads: Mapping[str, str] | None = None
-    ) -> None:
-        """With `forced`, the text begins with a call: what its notation begins with is pushed first. For `heads` see
-        CallObject."""
+    def __init__(self, notation: Notation, make_call: Callable[[], WrittenCall], forced: bool = False) -> None:
+        """`make_call` makes what reads one call. With `forced`, the text begins with a call: what its notation begins
+        with is pushed first."""
         self._notation = notation
-        self._names = names
-        self._heads = heads
+        self._make_call = make_call
         self._held = ""
         self._raw = ""
         """The text since the end of the content, in case that it is content, too."""
         self._after_call = False
-        self._call = CallObject(names, heads)
+        self._call = make_call()
         self._step = self._object if forced and notation.is_object else self._content
 
     @property
@@ -75,6 +79,7 @@ class CallReader:
     def end(self) -> list[Event]:
         """What the end of the text makes certain: a call that has not begun is content."""
         text = ""
+        said: list[Event] = []
         if self._step == self._content:
             text = "" if self._after_call and not self._held.strip() else self._held
         elif self._step == self._list:
@@ -82,8 +87,9 @@ class CallReader:
         elif self._step == self._object:
             rest = self._call.give_up()
             text = "" if rest is None else self._raw + rest
+            said = self._call.end() if rest is None else []
         self._held = self._raw = ""
-        return _shown([Text(text)])
+        return _shown([*said, Text(text)])
 
     def _content(self, events: list[Event]) -> bool:
         marks = (self._notation.begins, *self._notation.ignored)
@@ -147,7 +153,7 @@ class CallReader:
         return True
 
     def _begin_call(self) -> None:
-        self._call = CallObject(self._names, self._heads)
+        self._call = self._make_call()
 
     def _no_call(self, events: list[Event], text: str) -> None:
         self._say(events, self._raw + text)

@@ -11,12 +11,12 @@ from kvforge.gateway.marked_text import TOKEN
 
 @dataclass(frozen=True)
 class Calls:
-    """Tool calls that an answer may hold: its format's name, the functions that may be called, what the prompt already
-    says of the answer, whether the answer is one, whether there may be several, and the format's markers that are
-    tokens."""
+    """Tool calls that an answer may hold: its format's name, the functions that may be called, each with the types that
+    its arguments may have, what the prompt already says of the answer, whether the answer is one, whether there may be
+    several, and the format's markers that are tokens."""
 
     format: str
-    names: tuple[str, ...]
+    types: dict[str, dict[str, list[str]]]
     prefix: str
     forced: bool
     parallel: bool
@@ -141,5 +141,7 @@ def unpack(data: bytes) -> ParsedRequest:
     )
 
 
-def _calls(form: str, names: list[str], prefix: str, forced: bool, parallel: bool, tokens: list[str]) -> Calls:
-    return Calls(form, tuple(names), prefix, forced, parallel, tuple(tokens))
+def _calls(
+    form: str, types: dict[str, dict[str, list[str]]], prefix: str, forced: bool, parallel: bool, tokens: list[str]
+) -> Calls:
+    return Calls(form, types, prefix, forced, parallel, tuple(tokens))

@@ -73,7 +73,7 @@ class _Trial:
         """Whether a guide can be made of a schema that refers to these definitions."""
         if not isinstance(schema, dict) or not schema:
             return True
-        whole = _with_definitions(schema, definitions)
+        whole = with_definitions(schema, definitions)
         self._num_bytes -= len(json.dumps(whole)) + TRY_BYTES
         if self._num_bytes < 0:
             raise _Exhausted
@@ -86,7 +86,7 @@ class _Relaxing:
     def __init__(self, trial: _Trial, schema: dict[str, Any]) -> None:
         self._trial = trial
         self._left: set[str] = set()
-        self._root, self._definitions = _hoisted(schema)
+        self._root, self._definitions = hoisted(schema)
 
     def result(self) -> Relaxed:
         """Each definition is made to pass by itself first, then with those that it refers to."""
@@ -99,7 +99,7 @@ class _Relaxing:
         root = {**(root if isinstance(root, dict) else {}), "type": "object"}
         if not self._trial.passes(root, self._definitions):
             return Relaxed(ANY_OBJECT, (ALL,))
-        return Relaxed(_with_definitions(root, self._definitions), tuple(sorted(self._left)))
+        return Relaxed(with_definitions(root, self._definitions), tuple(sorted(self._left)))
 
     def _part(self, schema: Any, definitions: Definitions) -> Any:
         """What passes of a schema inside the one that is relaxed."""
@@ -151,7 +151,7 @@ def _added(schema: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     return {**more, "allOf": [*schema["allOf"], *more["allOf"]]} if "allOf" in more and "allOf" in schema else {**more}
 
 
-def _hoisted(schema: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def hoisted(schema: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The schema without definitions, and whatever it refers to by name."""
     names: dict[str, str] = {}
     found: dict[str, Any] = {}
@@ -162,17 +162,17 @@ def _hoisted(schema: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = mapped({key: value for key, value in part.items() if key not in _DEFINITIONS}, renamed)
         reference = part.get("$ref")
         if isinstance(reference, str):
-            target = _target(schema, reference)
-            if target is not None and reference not in names:
+            named = target(schema, reference)
+            if named is not None and reference not in names:
                 names[reference] = f"d{len(names)}"
-                found[names[reference]] = renamed(target)
-            own["$ref"] = f"#/$defs/{names[reference]}" if target is not None else reference
+                found[names[reference]] = renamed(named)
+            own["$ref"] = f"#/$defs/{names[reference]}" if named is not None else reference
         return own
 
     return renamed(schema), found
 
 
-def _target(schema: Any, reference: str) -> Any:
+def target(schema: Any, reference: str) -> Any:
     """What a reference names; None where that is no schema of this one."""
     if reference != "#" and not reference.startswith("#/"):
         return None
@@ -188,7 +188,7 @@ def _target(schema: Any, reference: str) -> Any:
     return found if isinstance(found, dict | bool) else None
 
 
-def _with_definitions(schema: dict[str, Any], definitions: Definitions) -> dict[str, Any]:
+def with_definitions(schema: dict[str, Any], definitions: Definitions) -> dict[str, Any]:
     """A schema with those definitions that it needs."""
     needed: dict[str, Any] = {}
     pending = _names_in(schema)

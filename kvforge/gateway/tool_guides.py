@@ -1,6 +1,6 @@
 """The guides of a request's tools: of what can be kept of their schemas, and looser ones where that is too much."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kvforge.common.errors import RequestError
@@ -23,9 +23,12 @@ class ToolGuide:
 
 
 def guides_of_tools(
-    functions: Sequence[Function], make: Callable[[Sequence[Function]], GuidedDecoding]
+    functions: Sequence[Function],
+    make: Callable[[Sequence[Function]], GuidedDecoding],
+    unguided: Callable[[Function], Collection[str]],
 ) -> tuple[ToolGuide, ToolGuide | None]:
     """The guide to ask for, and the one to ask for where the engine refuses that; None where there is no looser one.
+    `unguided` are the keywords that `make` does not keep of a function that it is given.
 
     Raises:
         ApiError: a schema that is strict cannot be kept, or those that are take too much.
@@ -33,11 +36,12 @@ def guides_of_tools(
     kept, left = list(functions), Left()
     for index, function in enumerate(functions):
         found = relaxed(function.parameters)
-        if found.left and function.strict:
-            what = f"{'its schema' if ALL in found.left else ', '.join(found.left)} cannot be kept"
-            raise bad_field(function.field, f"belongs to '{function.name}', which is strict, and {what}; change it")
         kept[index] = replace(function, parameters=found.schema)
-        left.update({function.name: found.left} if found.left else {})
+        keywords = tuple(sorted({*found.left, *unguided(kept[index])}))
+        if keywords and function.strict:
+            what = f"{'its schema' if ALL in keywords else ', '.join(keywords)} cannot be kept"
+            raise bad_field(function.field, f"belongs to '{function.name}', which is strict, and {what}; change it")
+        left.update({function.name: keywords} if keywords else {})
     first = None
     while first is None:
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvforge.gateway.argument_values import types_of_members
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.functions import Function, Tools
 from kvforge.gateway.guides import guide_field, guided_decoding
@@ -49,15 +50,15 @@ def tool_use(model: ServedModel, fields: Fields, tools: Tools | None) -> ToolUse
             "tools",
             "no_tool_call_format",
         )
-    names = tuple(function.name for function in tools.functions)
+    types = {function.name: types_of_members(function.parameters) for function in tools.functions}
     prefix = written.prefix if tools.forced else ""
     tokens = tuple(sorted(model.marker_tokens(written.markers)))
-    calls = Calls(written.name, names, prefix, tools.forced, tools.parallel, tokens)
+    calls = Calls(written.name, types, prefix, tools.forced, tools.parallel, tokens)
 
     def make(functions: Sequence[Function]) -> GuidedDecoding:
         if tools.forced:
-            return written.forced(functions, tools.parallel)
+            return written.forced(functions, tools.parallel, model.marker_token)
         return written.free(functions, tools.parallel, model.marker_token)
 
-    guide, looser = guides_of_tools(tools.functions, make)
+    guide, looser = guides_of_tools(tools.functions, make, written.unguided)
     return ToolUse(calls, guide, "tools" if looser else refused_field(tools.functions), looser)

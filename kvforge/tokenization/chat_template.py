@@ -30,6 +30,7 @@ class ChatTemplate:
         self.sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
         self.special_tokens = dict(special_tokens or {})
         environment = _environment()
+        self._takes_text: dict[str, bool] = {}
         self._templates = {name: _compiled(environment, name, source) for name, source in self.sources.items()}
 
     @classmethod
@@ -58,6 +59,25 @@ class ChatTemplate:
         """Whether the template that writes a conversation with these tools reads what it is given under that name.
         Raises KvforgeError where there is no such template."""
         return variable in self._names_of[self.name_for(tools)]
+
+    def takes_arguments_as_text(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Whether the template that writes a conversation with these tools takes the arguments of calls only as JSON
+        text: DeepSeek's put them together with other texts. Raises KvforgeError where there is no such template."""
+        name = self.name_for(tools)
+        if name not in self._takes_text:
+            self._takes_text[name] = not self._shows(name, {}) and self._shows(name, "{}")
+        return self._takes_text[name]
+
+    def _shows(self, name: str, arguments: Any) -> bool:
+        """Whether a template writes a call with such arguments."""
+        call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        asked = {"role": "user", "content": "x"}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            self._templates[name].render(messages=[asked, answer], tools=None, documents=None, **self.special_tokens)
+        except Exception:  # what a template computes may raise anything
+            return False
+        return True
 
     @cached_property
     def _names_of(self) -> dict[str, set[str]]:

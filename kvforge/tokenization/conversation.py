@@ -71,12 +71,26 @@ def render_conversation(
         FieldError: a message cannot be used, or the template refuses the conversation.
     """
     checked = checked_messages(messages, template_id)
+    _as_the_template_takes(checked, template, tools)
     if continue_final_message and add_generation_prompt:
         raise FieldError("continue_final_message", "excludes add_generation_prompt")
     try:
         if continue_final_message:
             return template.render_open(checked, tools, arguments)
         return template.render(checked, add_generation_prompt, tools, arguments)
+    except KvforgeError as error:
+        raise TemplateRefusal(str(error)) from None
+
+
+def _as_the_template_takes(
+    messages: Sequence[dict[str, Any]], template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None
+) -> None:
+    """Write the arguments of calls as JSON text where the template takes no objects."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    try:
+        if functions and template.takes_arguments_as_text(tools):
+            for function in functions:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     except KvforgeError as error:
         raise TemplateRefusal(str(error)) from None
 

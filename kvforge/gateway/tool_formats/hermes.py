@@ -1,9 +1,9 @@
 """Qwen 2.5, Qwen 3 and Hermes: <tool_call>, the object and </tool_call> on lines of their own."""
 
 from kvforge.gateway.call_reader import Notation
-from kvforge.gateway.tool_format import ToolFormat
+from kvforge.gateway.object_format import ObjectFormat
 
-FORMAT = ToolFormat(
+FORMAT = ObjectFormat(
     name="hermes",
     signs=("<tool_call>", "arguments"),
     foreign=("<function=", "<arg_key>", "<tool_sep>"),

@@ -1,9 +1,9 @@
 """Llama 3.1 to 3.3: the bare object, perhaps after <|python_tag|>."""
 
 from kvforge.gateway.call_reader import Notation
-from kvforge.gateway.tool_format import ToolFormat
+from kvforge.gateway.object_format import ObjectFormat
 
-FORMAT = ToolFormat(
+FORMAT = ObjectFormat(
     name="llama3_json",
     signs=("<|start_header_id|>", '"parameters": '),
     foreign=("<tool_call>", "<function=", "[TOOL_CALLS]"),

@@ -12,6 +12,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
+from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
 from tests.cpu.gateway.http_calls import WAIT_S, post
@@ -346,7 +347,7 @@ def test_an_unknown_format(start: Callable[..., str], triton: FakeTriton) -> Non
     """Tools are refused with the option that helps; a choice of none needs no format."""
     url = start()
     body = {"model": "tiny", "messages": HELLO, "tools": TOOLS}
-    check(post(f"{url}/v1/chat/completions", body), 400, "tools", "--tool-call-format NAME, one of hermes, llama3_json")
+    check(post(f"{url}/v1/chat/completions", body), 400, "tools", "--tool-call-format NAME, one of deepseek_v3, ")
     assert post(f"{url}/v1/chat/completions", {**body, "tool_choice": "none"}).status == 200
     say(triton, OTHER)
     given = post(f"{start(tool_call_format='hermes')}/v1/chat/completions", body)
@@ -354,8 +355,34 @@ def test_an_unknown_format(start: Callable[..., str], triton: FakeTriton) -> Non
 
 
 def test_a_format_that_is_not_known(engine_files: Path) -> None:
-    with pytest.raises(KvforgeError, match="--tool-call-format xml is not known; give one of hermes, llama3_json"):
+    with pytest.raises(KvforgeError, match=r"--tool-call-format xml is not known; give one of deepseek_v3, .* hermes"):
         make_server(GatewayOptions(engine=engine_files, tool_call_format="xml"))
+
+
+LANGUAGES = {
+    "qwen3_coder": ("<tool_call>\n", "<function=f>\n<parameter=city>\nZürich\n</parameter>\n</function>\n</tool_call>"),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "function<｜tool▁sep｜>f\n```json\n"
+                    '{"city": "Zürich"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    "pythonic": ("[", 'f(city="Zürich")]'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_languages_that_write_no_objects(
+    start: Callable[..., str], triton: FakeTriton, tmp_path: Path, name: str
+) -> None:
+    prefix, rest = LANGUAGES[name]
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    url = start(tool_call_format=name, chat_template=tmp_path / "template.jinja")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+    tools = [*function(parameters=SCHEMA), TOOLS[1]]
+    for choice, text in (("auto", f"So: {prefix}{rest}"), ("required", rest)):
+        say(triton, text)
+        for found in answers(client, tool_choice=choice, tools=tools):
+            assert calls_of(found) == [("f", '{"city": "Zürich"}')] and found.finish_reason == "tool_calls"
+            assert found.message.content == ("So:" if choice == "auto" else None)
+        assert prompt_of(triton).endswith(f"[a]{prefix}") == (choice == "required")
+        assert triton.requests[-1].texts("guided_decoding_guide_type") == ["ebnf_grammar"]
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -128,7 +128,7 @@ def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoi
 def test_asked_survives_the_way() -> None:
     asked = ParsedRequest(
         b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""),
-        Calls("hermes", ("f", "é"), "<t>\n", True, False), Thinking("think", True, {"</t>": 5}),
+        Calls("hermes", {"f": {"a": ["string"]}, "é": {}}, "<t>\n", True, False), Thinking("think", True, {"</t>": 5}),
         {"guide": "tools"}, 1, True, False, {"metadata": {"a": "é"}},
     )  # fmt: skip
     assert unpack(pack(asked)) == asked and asked.num_prompt_tokens == 3

@@ -95,7 +95,7 @@ def test_marks_that_are_tokens_are_not_written_by_letters() -> None:
 @pytest.mark.parametrize("thought", ["", f"{TOKEN}<think>\nso{TOKEN}</think>\n\n"])
 def test_calls_whose_marks_are_tokens_follow_it(thought: str) -> None:
     """As Qwen 3 writes them; letters that say the same are content."""
-    calls = Calls("hermes", ("f",), "", forced=False, parallel=True, tokens=("<tool_call>", "</tool_call>"))
+    calls = Calls("hermes", {"f": {}}, "", forced=False, parallel=True, tokens=("<tool_call>", "</tool_call>"))
     thinking = Thinking("think", False, {"<think>": 1, "</think>": 2})
     asked = ParsedRequest(b"", (b"",), 1, (), None, True, False, calls=calls, thinking=thinking)
     call = f'{TOKEN}<tool_call>\n{{"name": "f", "arguments": {{}}}}\n{TOKEN}</tool_call>'

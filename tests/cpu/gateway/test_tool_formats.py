@@ -15,8 +15,8 @@ from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function, read_tools
 from kvforge.gateway.marked_text import TOKEN, MarkedText
+from kvforge.gateway.object_format import ObjectFormat
 from kvforge.gateway.schemas import moved
-from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
@@ -28,13 +28,16 @@ from kvforge.runtime.text.stream import TextStream
 from kvforge.runtime.text.tokenizer import Tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
 
+OBJECTS = {name: form for name, form in formats().items() if isinstance(form, ObjectFormat)}
+"""Those that write JSON objects; the others are in test_tool_languages.py."""
 NAMES = ("f", "get_weather", "a.b-c")
 Calls = list[tuple[str, str]]
 
 
-def read(form: ToolFormat, pieces: list[str], forced: bool = False, **how: Any) -> tuple[str, Calls]:
+def read(form: ObjectFormat, pieces: list[str], forced: bool = False, **how: Any) -> tuple[str, Calls]:
     """Content and calls."""
-    reader = CallReader(how.pop("notation", form.notation), frozenset(NAMES), forced, **how)
+    notation, heads = how.get("notation", form.notation), how.get("heads")
+    reader = CallReader(notation, lambda: CallObject(frozenset(NAMES), heads), forced)
     events: list[Event] = [event for piece in pieces for event in reader.push(piece)] + reader.end()
     content, calls = "", []
     for event in events:
@@ -82,7 +85,7 @@ def any_object(rng: random.Random, depth: int = 0) -> dict:
     return {any_text(rng): any_value(rng, depth) for _ in range(rng.randrange(3))}
 
 
-def written(form: ToolFormat, calls: Calls, rng: random.Random) -> str:
+def written(form: ObjectFormat, calls: Calls, rng: random.Random) -> str:
     """An answer's text with these calls and nothing else."""
     notation = form.notation
     objects = [f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls]
@@ -94,9 +97,9 @@ def written(form: ToolFormat, calls: Calls, rng: random.Random) -> str:
     return "\n".join(f"{notation.begins}\n{text}\n{notation.closes}" for text in objects)
 
 
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
 @pytest.mark.parametrize("seed", range(40))
-def test_random_calls_cut_anywhere(form: ToolFormat, seed: int) -> None:
+def test_random_calls_cut_anywhere(form: ObjectFormat, seed: int) -> None:
     rng = random.Random(seed)
     calls = [
         (rng.choice(NAMES), json.dumps(any_object(rng), ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 1))))
@@ -129,15 +132,15 @@ NO_CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
 @pytest.mark.parametrize("text", NO_CALLS)
-def test_what_only_looked_like_a_call_is_content(form: ToolFormat, text: str) -> None:
+def test_what_only_looked_like_a_call_is_content(form: ObjectFormat, text: str) -> None:
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
         assert read(form, pieces) == (text, [])
 
 
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
-def test_calls_that_are_cut_off_keep_what_they_have(form: ToolFormat) -> None:
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
+def test_calls_that_are_cut_off_keep_what_they_have(form: ObjectFormat) -> None:
     rng = random.Random(1)
     text = written(form, [("f", '{"a": [1, {"b": "}"}]}')], rng)
     start = text.index('": {') + 3
@@ -147,7 +150,7 @@ def test_calls_that_are_cut_off_keep_what_they_have(form: ToolFormat) -> None:
         assert calls[0][1] == text[start:end][: len('{"a": [1, {"b": "}"}]}')]
 
 
-HERMES = formats()["hermes"]
+HERMES = OBJECTS["hermes"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_calls_as_models_also_write_them(text: str, content: str, calls: Calls) 
 
 
 def test_a_long_name_is_held_for_a_bounded_time_only() -> None:
-    reader = CallReader(HERMES.notation, frozenset(NAMES))
+    reader = CallReader(HERMES.notation, lambda: CallObject(frozenset(NAMES)))
     text = "<tool_call>" + json.dumps({"name": "f" * 5000, "arguments": {"a": "x" * 20_000}})
     events = [event for char in text for event in reader.push(char)] + reader.end()
     assert "".join(event.text for event in events if isinstance(event, Text)) == text
@@ -177,8 +180,13 @@ TEMPLATES = {
     "hermes": ['<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>'],
     "llama3_json": ['<|start_header_id|>{"name": "\' + tool_call.name + \'", \' + \'"parameters": \''],
     "mistral": ['{{ "[TOOL_CALLS] [" }}{{ tool_call.function|tojson }}'],
-    None: ["{{ messages }}", "<tool_call>\n<function=f><parameter=x> arguments", "[TOOL_CALLS]f[ARGS]{}",
-           "<tool_call>f<arg_key>x</arg_key> arguments"],
+    "qwen3_coder": ["<tool_call>\n<function=f><parameter=x> arguments"],
+    "mistral_args": ["[TOOL_CALLS]f[ARGS]{}"],
+    "glm45": ["<tool_call>f<arg_key>x</arg_key><arg_value> arguments"],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜><｜tool▁sep｜>```json"],
+    "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁sep｜>"],
+    "pythonic": ["<|start_header_id|>[func_name1(params_name1=value)]"],
+    None: ["{{ messages }}", "<tool_call>f<arg_key>x</arg_key> arguments", "<tool_call>f<tool_sep> arguments"],
 }  # fmt: skip
 
 
@@ -252,9 +260,9 @@ def matches(tokenizer: Tokenizer, guide, text: str) -> tuple[bool, bool]:
         ({"parameters": {"type": "object", "properties": {}, "additionalProperties": True}}, True),
     ],
 )
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
 def test_a_function_without_parameters_takes_none(
-    form: ToolFormat, tokenizer: Tokenizer, given: dict, is_open: bool
+    form: ObjectFormat, tokenizer: Tokenizer, given: dict, is_open: bool
 ) -> None:
     """In OpenAI's ways to describe one; `{"type": "object"}` is any object, as JSON Schema and MCP say."""
     tools = read_tools({"tools": [{"type": "function", "function": {"name": "f", **given}}]})
@@ -265,11 +273,11 @@ def test_a_function_without_parameters_takes_none(
         assert matches(tokenizer, form.free(functions, True, token_of(tokenizer)), text)[0] == is_allowed
         call = f'{{"name": "f", "{form.key}": {arguments}}}'
         call = f"[{call}]" if form.notation.opens else call
-        assert matches(tokenizer, form.forced(functions, True), call) == (is_allowed, is_allowed)
+        assert matches(tokenizer, form.forced(functions, True, token_of(tokenizer)), call) == (is_allowed, is_allowed)
 
 
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
-def test_guides_of_free_answers(form: ToolFormat, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
+def test_guides_of_free_answers(form: ObjectFormat, tokenizer: Tokenizer) -> None:
     guide = form.free(FUNCTIONS, True, token_of(tokenizer))
     rng = random.Random(0)
     for text in ("", "hello {x} < [", "so:\n"):
@@ -282,7 +290,7 @@ def test_guides_of_free_answers(form: ToolFormat, tokenizer: Tokenizer) -> None:
         assert matches(tokenizer, guide, written(form, GOOD, rng)) == (True, True)
 
 
-def spelled(form: ToolFormat, calls: Calls) -> str:
+def spelled(form: ObjectFormat, calls: Calls) -> str:
     notation = form.notation
     objects = ", ".join(f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls)
     if notation.is_object:
@@ -290,10 +298,10 @@ def spelled(form: ToolFormat, calls: Calls) -> str:
     return notation.begins + form.gap + notation.opens + objects + form.gap * (not notation.opens) + notation.closes
 
 
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
-def test_guides_of_forced_answers(form: ToolFormat, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
+def test_guides_of_forced_answers(form: ObjectFormat, tokenizer: Tokenizer) -> None:
     for parallel, functions in itertools.product((True, False), (FUNCTIONS, FUNCTIONS[:1])):
-        guide = form.forced(functions, parallel)
+        guide = form.forced(functions, parallel, token_of(tokenizer))
         several = bool(form.notation.opens)
         for name, arguments in [*GOOD, *BAD]:
             text = f'{{"name": "{name}", "{form.key}": {arguments}}}'
@@ -398,7 +406,7 @@ def test_heads_with_most_in_common() -> None:
     ],
 )  # fmt: skip
 def test_only_what_a_guide_knows_by_its_beginning_is_a_call(text: str, content: str | None, calls: Calls) -> None:
-    form = formats()["llama3_json"]
+    form = OBJECTS["llama3_json"]
     heads = {form.head(name): name for name in NAMES}
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
         assert read(form, pieces, heads=heads) == (text if content is None else content, calls)
@@ -434,9 +442,9 @@ INNER = {name: {"type": "string"} for name in "abcde"}
     ],
     ids=["circle", "multipleOf", "Ref in a name", "control characters", "many properties"],
 )  # fmt: skip
-@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))
 def test_guides_of_free_answers_take_what_guides_of_forced_ones_do(
-    form: ToolFormat, tokenizer: Tokenizer, schema: dict, good: str, bad: str
+    form: ObjectFormat, tokenizer: Tokenizer, schema: dict, good: str, bad: str
 ) -> None:
     guide = form.free([Function("f", {"type": "object", **schema})], True, token_of(tokenizer))
     assert matches(tokenizer, guide, spelled(form, [("f", good)])) == (True, True)

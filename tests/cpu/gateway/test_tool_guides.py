@@ -17,7 +17,8 @@ def wide(name: str, num_properties: int, strict: bool = False) -> Function:
 
 
 def guides(*functions: Function) -> tuple[ToolGuide, ToolGuide | None]:
-    return guides_of_tools(functions, lambda kept: formats()["hermes"].free(kept, True, lambda text: 5))
+    form = formats()["hermes"]
+    return guides_of_tools(functions, lambda kept: form.free(kept, True, lambda text: 5), form.unguided)
 
 
 def test_schemas_that_are_too_large_together_give_way_from_the_largest_on() -> None:

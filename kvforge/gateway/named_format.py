@@ -1,0 +1,33 @@
+"""Calls that say the function's name and then its arguments as a JSON object."""
+
+from dataclasses import dataclass
+
+from kvforge.gateway.call_steps import WrittenCall
+from kvforge.gateway.functions import Function
+from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
+from kvforge.gateway.named_call import NamedCall
+from kvforge.gateway.parsed_request import Calls
+from kvforge.gateway.tool_format import with_whitespace
+
+
+@dataclass(frozen=True)
+class NamedFormat(GrammarFormat):
+    """Attributes:
+    before, after: what stands before the name, and between it and the arguments.
+    ends: what stands behind the arguments.
+    id_mark: what may stand between the name and `after`, with an id.
+    """
+
+    before: str = ""
+    after: str = ""
+    ends: str = ""
+    id_mark: str = ""
+
+    def call(self, asked: Calls, mark: Mark) -> WrittenCall:
+        """As GrammarFormat."""
+        return NamedCall(frozenset(asked.types), mark(self.before), mark(self.after.strip()), mark(self.id_mark))
+
+    def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
+        """As GrammarFormat."""
+        arguments = with_whitespace(function.parameters)
+        return [f"{name}: {spell(self.before + function.name + self.after)} %json {arguments} {spell(self.ends)}"]

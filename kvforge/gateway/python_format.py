@@ -1,0 +1,94 @@
+"""Calls in Python's notation, in a list."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kvforge.gateway.call_steps import WrittenCall
+from kvforge.gateway.functions import Function
+from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
+from kvforge.gateway.parsed_request import Calls
+from kvforge.gateway.python_call import PythonCall
+from kvforge.gateway.schema_relaxing import hoisted, with_definitions
+from kvforge.gateway.tool_format import TokenOf, quoted, with_whitespace
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+
+_GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
+"""Of a function's schema."""
+
+
+@dataclass(frozen=True)
+class PythonFormat(GrammarFormat):
+    """A list of calls has no mark of its own: in free text a guide knows one by its beginning, as far as the first
+    call's bracket."""
+
+    def call(self, asked: Calls, mark: Mark) -> WrittenCall:
+        """As GrammarFormat."""
+        return PythonCall(frozenset(asked.types))
+
+    def unguided(self, function: Function) -> Collection[str]:
+        """As ToolFormat: what is said of arguments together, and of those without a place in `properties`."""
+        schema = function.parameters
+        found = set(schema) - _GUIDED
+        if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
+            found.add("additionalProperties")
+        names = {key for key in schema.get("properties", {}) if _is_name(key)}
+        return found | ({"required"} if set(schema.get("required", ())) - names else set())
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+        """As ToolFormat."""
+        spell = Speller(self.marks, token_of)
+        more = f"({spell(self.joins)} one)*" if parallel else ""
+        begun = [
+            f"begun_{i}[lazy]: TEXT {quoted(self.notation.begins + f.name + '(')}" for i, f in enumerate(functions)
+        ]
+        first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
+        calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
+        return self._grammar(["start: TEXT | calls", calls, *begun], functions, spell)
+
+    def _several(self, parallel: bool, spell: Speller) -> str:
+        return f"one ({spell(self.joins)} one)*" if parallel else "one"
+
+    def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
+        """As GrammarFormat. Arguments come in the schema's order, others behind them."""
+        rest = name.replace("call", "rest")
+        schema, definitions = hoisted(function.parameters)
+        found = []
+        steps: list[tuple[str, bool]] = []
+        for key, part in schema.get("properties", {}).items():
+            if part is not False and _is_name(key):
+                rule = f"{name}_{len(steps)}"
+                steps.append((rule, key in schema.get("required", ())))
+                value = with_whitespace(with_definitions(part, definitions) if isinstance(part, dict) else {})
+                found.append(f"{rule}: {quoted(key + '=')} %json {value}")
+        is_open = schema.get("additionalProperties", True) is not False
+        return [
+            f"{name}: {quoted(function.name + '(')} {rest}",
+            f'{rest}: {name}_first ")"',
+            *found,
+            *_in_order(name, steps, is_open),
+        ]
+
+    def common_rules(self, spell: Speller) -> list[str]:
+        """As GrammarFormat: an argument that no schema speaks of."""
+        return [f'other: /[A-Za-z_][A-Za-z0-9_]*/ "=" %json {with_whitespace({})}']
+
+
+def _in_order(name: str, steps: Sequence[tuple[str, bool]], is_open: bool) -> list[str]:
+    """Rules of steps with commas between them, of which those that are not needed may lack: `name`_first from the first
+    one on, `name`_then_N from step N on, behind others."""
+    others = 'other (", " other)*'
+    last = f"({others})?" if is_open else '""'
+    rules = [f"{name}_then_{len(steps)}: " + (f'(", " {others})?' if is_open else '""')]
+    firsts = []
+    for index, (step, is_needed) in enumerate(steps):
+        behind = f"{name}_then_{index + 1}"
+        rules.append(f'{name}_then_{index}: ", " {step} {behind}' + ("" if is_needed else f" | {behind}"))
+        if all(not needed for _, needed in steps[:index]):
+            firsts.append(f"{step} {behind}")
+    if all(not needed for _, needed in steps):
+        firsts.append(last)
+    return [f"{name}_first: " + " | ".join(firsts), *rules]
+
+
+def _is_name(key: str) -> bool:
+    return key.isidentifier()

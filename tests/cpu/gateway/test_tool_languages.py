@@ -1,0 +1,347 @@
+"""Calls that are no JSON objects: written by a template, read however the text is cut, written again as before."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from kvforge.gateway.answer_reader import AnswerReader
+from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
+from kvforge.gateway.call_reader import with_token_marks
+from kvforge.gateway.functions import Function
+from kvforge.gateway.grammar_format import GrammarFormat
+from kvforge.gateway.marked_text import TOKEN
+from kvforge.gateway.parsed_request import Calls, ParsedRequest
+from kvforge.gateway.tool_formats import formats, recognised
+from kvforge.runtime.guides.judgement import judged
+from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.conversation import render_conversation
+from tests.cpu.gateway.language_templates import AS_TEXT, TEMPLATES
+from tests.support.models.checkpoints import write_byte_tokenizer
+
+LANGUAGES = {name: form for name, form in formats().items() if isinstance(form, GrammarFormat)}
+TYPES = {
+    "f": {"city": ["string"], "note": ["string"], "days": ["number"], "where": ["array"], "opts": ["object"],
+          "wind": ["number"], "size": ["null", "number"]},
+    "get_weather": {},
+    "a.b-c": {"x": ["string"]},
+}  # fmt: skip
+"""Of the arguments of each function."""
+Written = list[tuple[str, dict[str, Any]]]
+
+every_language = pytest.mark.parametrize("name", LANGUAGES)
+
+
+def reader_of(name: str, tokens: tuple[str, ...] = (), forced: bool = False, parallel: bool = True) -> AnswerReader:
+    calls = Calls(name, TYPES, LANGUAGES[name].prefix if forced else "", forced, parallel, tokens)
+    return AnswerReader(ParsedRequest(b"", (), 1, (), None, False, False, calls=calls))
+
+
+def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Content and calls."""
+    events: list[Event] = [event for piece in pieces for event in reader.push(piece, False)] + reader.push("", True)
+    content, calls = "", []
+    for event in events:
+        if isinstance(event, Text):
+            content += event.text
+        elif isinstance(event, CallBegins):
+            calls.append((event.name, ""))
+        elif isinstance(event, Arguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+    return content, calls
+
+
+def cut(rng: random.Random, text: str) -> list[str]:
+    pieces = []
+    while text:
+        size = rng.randrange(1, 12)
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces
+
+
+def any_text(rng: random.Random, parts: list[str]) -> str:
+    return "".join(rng.choices(["a", "é", "😀", "\n", " ", '"', "'", "\\", "{", "}", "[", "]", ",", ")", *parts],
+                               k=rng.randrange(9)))  # fmt: skip
+
+
+def any_json(rng: random.Random, parts: list[str], depth: int = 2) -> Any:
+    kind = rng.randrange(5 if depth else 3)
+    if kind == 3:
+        return [any_json(rng, parts, depth - 1) for _ in range(rng.randrange(3))]
+    if kind == 4:
+        return {any_text(rng, parts): any_json(rng, parts, depth - 1) for _ in range(rng.randrange(3))}
+    return (any_text(rng, parts), rng.randrange(-99, 99), rng.uniform(-9, 9))[kind]
+
+
+def any_calls(rng: random.Random, parts: list[str]) -> Written:
+    """Of the types that TYPES says."""
+    make = {
+        "city": lambda: any_text(rng, parts), "note": lambda: any_text(rng, parts), "x": lambda: any_text(rng, parts),
+        "days": lambda: rng.randrange(99), "wind": lambda: rng.uniform(-9, 9), "size": lambda: rng.randrange(9),
+        "where": lambda: [any_json(rng, parts) for _ in range(rng.randrange(3))],
+        "opts": lambda: {any_text(rng, parts): any_json(rng, parts) for _ in range(rng.randrange(3))},
+    }  # fmt: skip
+    names = [rng.choice(list(TYPES)) for _ in range(rng.randrange(1, 4))]
+    return [(name, {key: make[key]() for key in TYPES[name] if rng.random() < 0.6}) for name in names]
+
+
+def messages(content: str, calls: Written, as_text: bool) -> list[dict[str, Any]]:
+    written = [
+        {
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a},
+        }
+        for name, a in calls
+    ]
+    return [{"role": "assistant", "content": content, "tool_calls": written}]
+
+
+def by_transformers(name: str, content: str, calls: Written) -> str:
+    rendered, _ = render_jinja_template(
+        [messages(content, calls, name in AS_TEXT)], chat_template=TEMPLATES[name], return_assistant_tokens_mask=False
+    )
+    return str(rendered[0])
+
+
+@every_language
+def test_a_language_is_found_by_its_template(name: str) -> None:
+    found = recognised(TEMPLATES[name])
+    assert found is not None and found.name == name
+
+
+@every_language
+@pytest.mark.parametrize("part", range(5))
+def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) -> None:
+    """50 random conversations, cut anywhere, with what is a mark in text and in tokens."""
+    form = LANGUAGES[name]
+    ends = {mark for mark in ("</parameter>", "</arg_value>") if name in ("qwen3_coder", "glm45")}
+    parts = [mark[:-1] for mark in form.marks] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
+    for seed in range(part * 50, part * 50 + 50):
+        rng = random.Random(seed)
+        calls, content = any_calls(rng, parts), rng.choice(["", "so:", "é\n\nx"])
+        text = by_transformers(name, content, calls)
+        assert not any(text.count(end) > text.count("<" + end[2:5]) for end in ends)
+        for tokens in ((), form.marks):
+            marked = with_token_marks(text, tokens)
+            found, read_calls = read(reader_of(name, tokens), [marked])
+            assert found == content.rstrip(), text
+            assert [(n, json.loads(a)) for n, a in read_calls] == calls, text
+            assert read(reader_of(name, tokens), list(marked)) == (found, read_calls)
+            for _ in range(4):
+                assert read(reader_of(name, tokens), cut(rng, marked)) == (found, read_calls)
+        again = [
+            {"id": "123456789", "type": "function", "function": {"name": n, "arguments": a}} for n, a in read_calls
+        ]
+        conversation = [{"role": "assistant", "content": content, "tool_calls": again}]
+        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False) == text
+
+
+@every_language
+def test_half_of_what_a_template_writes_loses_nothing(name: str) -> None:
+    """Every beginning of an answer: content as it is, or the beginning of the calls."""
+    rng = random.Random(1)
+    for _ in range(20):
+        calls = any_calls(rng, ["<tool"])
+        text = by_transformers(name, "so: ", calls)
+        _, whole = read(reader_of(name), [text])
+        for end in range(len(text)):
+            content, found = read(reader_of(name), list(text[:end]))
+            assert (content, found) == read(reader_of(name), [text[:end]])
+            if found:  # and perhaps the beginning of the next one's mark
+                assert content[:3] == "so:" and text[:end].endswith(content[3:]), (text, end)
+            else:
+                assert stripped(name, content) == stripped(name, text[:end]), (text, end)
+            assert [n for n, _ in found] == [n for n, _ in whole][: len(found)]
+            for (_, arguments), (_, all_of_them) in zip(found[:-1], whole, strict=False):
+                assert arguments == all_of_them
+
+
+HOSTILE = [
+    "", " ", "\n\n", "plain {text} [x]", "<tool_call", "<tool_call>", "<tool_call>\n", "<tool_call>\n<function=",
+    "<tool_call>\n<function=zzz>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>zzz\n</tool_call>",
+    "<tool_call>f", "<tool_call>f\nx", "[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]5",
+    "[TOOL_CALLS]zzz[ARGS]{}", "[TOOL_CALLS]f{}", "[", "[f", "[f(", "[f(5)]", "[f(a", "[g(a=1)]", "[1, 2, f(a=1)]",
+    "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>zzz\n```json\n{}\n```",
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
+    "<tool_call>\n<function=f>\nhello", "[TOOL_CALLS]" + "f" * 300, "<tool_call>" + "f" * 300,
+]  # fmt: skip
+
+
+@every_language
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_only_looked_like_a_call_is_content(name: str, text: str) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert read(reader_of(name), pieces) == (text, [])
+
+
+@every_language
+def test_any_text_is_read_alike_however_it_is_cut(name: str) -> None:
+    """Of marks and pieces of them in any order; what is no call is content, letter by letter."""
+    form = LANGUAGES[name]
+    for seed in range(300):
+        rng = random.Random(seed)
+        example = by_transformers(name, "", any_calls(rng, list(form.marks)))
+        parts = [*form.marks, *cut(rng, example)[:6], example[: rng.randrange(len(example))], "f", "x", "\n", "{}", "]"]
+        text = "".join(rng.choices(parts, k=rng.randrange(1, 9)))
+        found = read(reader_of(name), [text])
+        assert read(reader_of(name), list(text)) == found, text
+        assert read(reader_of(name), cut(rng, text)) == found, text
+        if not found[1]:
+            assert found[0].replace(" ", "").replace("\n", "") == stripped(name, text), text
+
+
+def stripped(name: str, text: str) -> str:
+    """A text without what may stand around calls and says nothing."""
+    for mark in LANGUAGES[name].notation.ignored:
+        text = text.replace(mark, "")
+    return text.replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=days>\nTrue\n</parameter>\n"
+         "<parameter=opts>\n{'a': None}\n</parameter>\n</function>\n</tool_call>",
+         [("f", '{"days": true, "opts": {"a": null}}')]),
+        ("qwen3_coder", "<tool_call><function=f><parameter=city>Zürich</parameter></function></tool_call>",
+         [("f", '{"city": "Zürich"}')]),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=new>\n5\n</parameter>\n<parameter=t>\nab c\n"
+         "</parameter>\n</function>\n</tool_call>", [("get_weather", '{"new": 5, "t": "ab c"}')]),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=city>\n12\n</parameter>\n</tool_call>",
+         [("f", '{"city": "12"}')]),
+        ("glm45", "<tool_call>get_weather</tool_call>", [("get_weather", "{}")]),
+        ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", [("f", '{"days": 3}')]),
+        ("mistral_args", '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"days": 3}', [("f", '{"days": 3}')]),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+         "```json\n{\n  \"days\": 3\n}\n```\n<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [("f", '{\n  "days": 3\n}')]),
+        ("pythonic", "<|python_start|>[f(city='Zürich, \\'CH\\'', days=3), get_weather()]<|python_end|>",
+         [("f", '{"city": "Zürich, \'CH\'", "days": 3}'), ("get_weather", "{}")]),
+        ("pythonic", "[f(opts={'a': [True, None]}, city=San Francisco)]",
+         [("f", '{"opts": {"a": [true, null]}, "city": "San Francisco"}')]),
+    ],
+)  # fmt: skip
+def test_calls_as_models_also_write_them(name: str, text: str, calls: list) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert read(reader_of(name), pieces) == ("", calls)
+
+
+@pytest.mark.parametrize("name", sorted(LANGUAGES.keys() - {"pythonic"}))
+def test_marks_that_are_tokens_cannot_be_spelt(name: str) -> None:
+    """But for the list of Python's notation, which has no mark of its own."""
+    form = LANGUAGES[name]
+    text = by_transformers(name, "", [("f", {"city": "x"})])
+    assert read(reader_of(name, form.marks), [text]) == (text, [])
+    for mark in form.marks:
+        calls = [("f", {"city": f"a{mark}b", "days": 3})]
+        inner = by_transformers(name, "", calls)
+        marked = with_token_marks(inner, form.marks).replace("a" + TOKEN + mark, "a" + mark)
+        found = read(reader_of(name, form.marks), list(marked))
+        assert [(n, json.loads(a)) for n, a in found[1]] == calls and found[0] == "", inner
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 0},
+        "home": {"$ref": "#/$defs/Place"},
+        "name": {"type": "string"},
+    },
+    "required": ["age"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"enum": ["here", "there"]}},
+}
+FUNCTIONS = (Function("f", PERSON), Function("get_weather", {"type": "object", "additionalProperties": False}),
+             Function("a.b-c", {"type": "object"}))  # fmt: skip
+GOOD: Written = [
+    ("f", {"age": 5}), ("f", {"age": 5, "home": "here"}), ("f", {"age": 5, "home": "there", "name": "a\"<é\n"}),
+    ("get_weather", {}), ("a.b-c", {}), ("a.b-c", {"anything": "x"}),
+]  # fmt: skip
+BAD: Written = [
+    ("f", {"age": -5}), ("f", {"home": "here"}), ("f", {"age": 5, "home": "x"}), ("f", {"age": 5, "more": "x"}),
+    ("get_weather", {"a": "x"}), ("zzz", {}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["text", "special"])
+def tokenizer(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """With all marks as text, or as special tokens."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(path)
+    found = Tokenizer.from_dir(path)
+    assert found is not None
+    if request.param == "special":
+        marks = sorted({mark for form in LANGUAGES.values() for mark in form.marks})
+        found.backend.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    return found
+
+
+def matches(tokenizer: Tokenizer, guide: Any, text: str) -> bool:
+    """Whether a guide lets a text be written, and end there."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    verdict = judged(guide, make_vocabulary(tokenizer, [2]), {token.content for token in added}.__contains__)
+    grammar, limits = verdict.accepted()
+    matcher = make_matcher(make_vocabulary(tokenizer, [2]), grammar, limits)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@every_language
+def test_guides(name: str, tokenizer: Tokenizer) -> None:
+    form = LANGUAGES[name]
+
+    def token_of(text: str) -> int | None:
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return found if (found := tokenizer.backend.token_to_id(text)) in added else None
+
+    free = form.free(FUNCTIONS, True, token_of)
+    assert all(matches(tokenizer, free, text) for text in ("", "hello {x} < [", "so:\n"))
+    for calls in [*([call] for call in GOOD), GOOD[:3]]:
+        text = by_transformers(name, "", calls)
+        assert matches(tokenizer, free, "so: " + text), text
+        for parallel in (True, False):
+            forced = form.forced(FUNCTIONS, parallel, token_of)
+            assert matches(tokenizer, forced, text.removeprefix(form.prefix)) == (parallel or len(calls) == 1), text
+    forced = form.forced(FUNCTIONS, True, token_of)
+    assert not matches(tokenizer, forced, "hello") and not matches(tokenizer, forced, "")
+    for call in BAD:
+        text = by_transformers(name, "", [call])
+        assert not matches(tokenizer, forced, text.removeprefix(form.prefix)), text
+        assert name == "pythonic" or not matches(tokenizer, free, text), text
+    one = form.free(FUNCTIONS, False, token_of)
+    assert matches(tokenizer, one, by_transformers(name, "", GOOD[:1]))
+    if form.wraps[1] or token_of(form.notation.begins) is not None:  # else the text behind a call may look like one
+        assert not matches(tokenizer, one, by_transformers(name, "", GOOD[:2]))
+
+
+@every_language
+def test_forced_answers_are_read_from_the_prefix_on(name: str) -> None:
+    form = LANGUAGES[name]
+    for calls in ([GOOD[1]], GOOD[:2]):
+        text = by_transformers(name, "", calls)
+        assert text.startswith(form.prefix)
+        rest = with_token_marks(text.removeprefix(form.prefix), form.marks)
+        found = read(reader_of(name, form.marks, forced=True), list(rest))
+        assert [(n, json.loads(a)) for n, a in found[1]] == calls and found[0] == ""
+        assert len(read(reader_of(name, form.marks, forced=True, parallel=False), list(rest))[1]) == 1
+
+
+def test_what_guides_of_tags_do_not_keep_is_said() -> None:
+    form = LANGUAGES["glm45"]
+    text = {"type": "string", "maxLength": 5, "pattern": "^a"}
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    number = {"type": "number", "minimum": 5}
+    properties = {"a": text, "b": optional, "c": number, "d": {"enum": ["x", "y"]}, "e<": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["a"]}
+    assert set(form.unguided(Function("f", schema))) == {"maxLength", "pattern"}
+    assert set(form.unguided(Function("f", {**schema, "required": ["e<"], "minProperties": 1}))) == {
+        "maxLength", "pattern", "required", "minProperties"
+    }  # fmt: skip
+    assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
+    assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
