@@ -1,14 +1,14 @@
 """Calls that are no JSON objects: their guides are grammars, of which a format says what one call looks like."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvforge.gateway.call_reader import CallReader, with_token_marks
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
-from kvforge.gateway.tool_format import TEXT_RULE, TokenOf, ToolFormat, quoted
+from kvforge.gateway.tool_format import TEXT_RULE, TokenOf, ToolFormat, after_thoughts, quoted
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 Mark = Callable[[str], str]
@@ -92,7 +92,9 @@ class GrammarFormat(ToolFormat):
         calls = f"start: {self._several(parallel, spell)} {spell(self.wraps[1])}"
         return self._grammar([calls], functions, spell)
 
-    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+    def free(
+        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
+    ) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         first = self.wraps[0] or self.notation.begins
@@ -100,9 +102,9 @@ class GrammarFormat(ToolFormat):
         rest = spell(self.prefix.removeprefix(first))
         if self.wraps[0]:
             calls = f"calls: {begun} {rest} {self._several(parallel, spell)} {spell(self.wraps[1])}"
-            return self._grammar(["start: TEXT | calls", calls, *rules], functions, spell)
-        start = f"start: (call){'*' if parallel else '?'} TEXT"
-        return self._grammar([start, f"call: {begun} {rest} one", *rules], functions, spell)
+            return self._grammar([*after_thoughts("TEXT | calls", thoughts), calls, *rules], functions, spell)
+        start = after_thoughts(f"(call){'*' if parallel else '?'} TEXT", thoughts)
+        return self._grammar([*start, f"call: {begun} {rest} one", *rules], functions, spell)
 
     def _several(self, parallel: bool, spell: Speller) -> str:
         return f"one ({spell(self.joins + self._begins)} one)*" if parallel else "one"

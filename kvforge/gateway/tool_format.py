@@ -53,13 +53,25 @@ class ToolFormat(WrittenFormat):
         """After the prefix, calls of these functions and nothing else. Raises RequestError."""
         raise NotImplementedError
 
-    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """Any text, and in it calls of these functions. Raises RequestError."""
+    def free(
+        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
+    ) -> GuidedDecoding:
+        """Any text, and in it calls of these functions; before these the tokens `thoughts`, too, which mark reasoning.
+        Raises RequestError."""
         raise NotImplementedError
 
     def unguided(self, function: Function) -> Collection[str]:
         """The keywords of the function's schema that the guides of this format do not keep."""
         return ()
+
+
+def after_thoughts(start: str, thoughts: Collection[int]) -> list[str]:
+    """The rules of a grammar whose texts are as `start` says, and of reasoning before them where these tokens mark
+    it. No other rule matches tokens that are no text."""
+    if not thoughts:
+        return [f"start: {start}"]
+    ids = ",".join(map(str, sorted(thoughts)))
+    return [f"start: thoughts ({start})", f"thoughts: (TEXT <[{ids}]>)*"]
 
 
 def quoted(text: str) -> str:

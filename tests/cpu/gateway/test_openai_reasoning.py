@@ -168,6 +168,10 @@ def test_markers_that_are_tokens(start: Callable[..., str], triton: FakeTriton, 
     assert usage.completion_tokens_details.reasoning_tokens == 13
     response = client.responses.create(model="tiny", input="hi")
     assert response.usage.output_tokens_details.reasoning_tokens == 13
+    client = client_of(start(engine=engine, reasoning_format="think", tool_call_format="hermes"))
+    client.chat.completions.create(model="tiny", messages=HELLO, tools=[TOOL])
+    guide = triton.requests[-1].texts("guided_decoding_guide")[0]
+    assert f"<[{begin},{end}]>" in guide, "the guide of tools lets the model think"
 
 
 def test_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -345,3 +346,38 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     }  # fmt: skip
     assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
+
+
+@pytest.mark.parametrize("name", formats())
+@pytest.mark.parametrize("marks_are_tokens", [True, False])
+@pytest.mark.parametrize("special", [True, False])
+def test_guides_of_free_answers_let_a_model_think(
+    tmp_path: Path, name: str, marks_are_tokens: bool, special: bool
+) -> None:
+    """Marks of reasoning that are tokens, special or not, are no text to a grammar."""
+    write_byte_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer is not None
+    form = formats()[name]
+    thinking = ("<think>", "</think>")
+    marks = sorted({*thinking, *(form.markers if marks_are_tokens else ())})
+    tokenizer.backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+
+    def token_of(text: str) -> int | None:
+        return tokenizer.backend.token_to_id(text) if text in marks else None
+
+    thoughts = [tokenizer.backend.token_to_id(mark) for mark in thinking]
+    objects = {"hermes": '<tool_call>\n{"name": "f", "arguments": ARGS}\n</tool_call>',
+               "llama3_json": '{"name": "f", "parameters": ARGS}',
+               "mistral": '[TOOL_CALLS][{"name": "f", "arguments": ARGS}]'}  # fmt: skip
+
+    def call(age: int) -> str:
+        if name in objects:
+            return objects[name].replace("ARGS", json.dumps({"age": age}))
+        return by_transformers(name, "", [("f", {"age": age})])
+
+    guide = form.free(FUNCTIONS, True, token_of, thoughts)
+    for before in ("", "<think>\nso\n</think>\n\n", "so\n</think>", "<think></think>"):
+        assert matches(tokenizer, guide, f"{before}hello")
+        assert matches(tokenizer, guide, f"{before}{call(5)}"), before
+        assert name == "pythonic" or not matches(tokenizer, guide, f"{before}{call(-5)}"), before
