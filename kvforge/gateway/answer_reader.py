@@ -14,8 +14,13 @@ class AnswerReader:
     def __init__(self, asked: ParsedRequest) -> None:
         thinking = asked.thinking
         form = None if thinking is None else reasoning_formats()[thinking.format]
-        self._reasoning = None if form is None or thinking is None else form.read(thinking.opened, thinking.tokens)
-        self._calls = None if asked.calls is None else _CallCollector(asked.calls)
+        calls = asked.calls
+        self._reasoning = None
+        if form is not None and thinking is not None:
+            self._reasoning = form.read(thinking.opened, thinking.tokens, calls is not None)
+        self._calls = None if calls is None else _CallCollector(calls)
+        if calls is not None and calls.prefix:
+            self.push(with_token_marks(calls.prefix, calls.tokens), False)
 
     @property
     def is_cut(self) -> bool:
@@ -50,7 +55,6 @@ class _CallCollector:
         self._num_calls = 0
         self._unsaid = asked.prefix
         """What the prompt says of the answer already, which is no content where no call follows."""
-        self._reader.push(with_token_marks(asked.prefix, asked.tokens))
 
     @property
     def is_cut(self) -> bool:

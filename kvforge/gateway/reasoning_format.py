@@ -24,17 +24,18 @@ class ReasoningFormat(WrittenFormat):
     Attributes:
         markers: texts that may be special tokens and must be seen all the same.
         begins, ends: the markers around the reasoning; empty where it is in channels.
-        reader: makes a reader, of whether the prompt has begun the reasoning and of the markers as the text has them.
+        reader: makes a reader, of whether the prompt has begun the reasoning, of the markers as the text has them, and
+            of whether calls are read from the content, which then has their marks.
     """
 
     markers: tuple[str, ...]
-    reader: Callable[[bool, Callable[[str], str]], ReasoningReader]
+    reader: Callable[[bool, Callable[[str], str], bool], ReasoningReader]
     begins: str = ""
     ends: str = ""
 
-    def read(self, opened: bool, tokens: Collection[str]) -> ReasoningReader:
+    def read(self, opened: bool, tokens: Collection[str], calls: bool = False) -> ReasoningReader:
         """A reader of a text in which the markers `tokens` count only as tokens."""
-        return self.reader(opened, lambda marker: TOKEN + marker if marker in tokens else marker)
+        return self.reader(opened, lambda marker: TOKEN + marker if marker in tokens else marker, calls)
 
 
 def plain(text: str) -> str:

@@ -14,7 +14,7 @@ class _ThinkReader:
     """Line breaks around the reasoning and before the content are part of neither. What begins later than the answer is
     content."""
 
-    def __init__(self, opened: bool, marker: Callable[[str], str]) -> None:
+    def __init__(self, opened: bool, marker: Callable[[str], str], calls: bool) -> None:
         self._begins, self._ends = marker(_BEGINS), marker(_ENDS)
         self._held = ""
         self._blank: list[str] = []

@@ -197,6 +197,39 @@ def test_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path)
     assert client.responses.create(model="tiny", input="hi").output_text == "Hello!"
 
 
+def test_calls_in_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
+    """Free ones behind the reasoning, and forced ones, whose head the prompt has begun; the model ends both with a
+    token that ends texts."""
+    engine = write_engine_files(tmp_path / "tiny")
+    file = str(engine / TOKENIZER_DIR / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    tokenizer.save(file)
+    ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
+    call = ["f ", "<|constrain|>", "json", "<|message|>", "{}"]
+    before = ["<|channel|>", "analysis", "<|message|>", "I call.", "<|end|>", "<|start|>", "assistant"]
+    before += ["<|channel|>", "commentary to=functions."]
+
+    async def script(request):
+        kind = request.texts("guided_decoding_guide")[0]
+        for part in call if "start: one" in kind else before + call:
+            for token in [ids[part]] if part in ids else [byte + 3 for byte in part.encode()]:
+                yield Row([token])
+        yield Row([ids["<|call|>"]], finish_reason="stop")
+
+    triton.script = script
+    client = client_of(start(engine=engine, reasoning_format="harmony", tool_call_format="harmony"))
+    for choice, reasoning in (("auto", "I call."), ("required", None)):
+        ask = {"tools": [TOOL], "tool_choice": choice}
+        for found, content, reason in answers(client, **ask):
+            assert (found, content or None, reason) == (reasoning, None, "tool_calls")
+        message = client.chat.completions.create(model="tiny", messages=HELLO, **ask).choices[0].message
+        assert [(one.function.name, one.function.arguments) for one in message.tool_calls] == [("f", "{}")]
+    prompt = triton.requests[-1].prompt
+    assert prompt[-len(before[-1]) - 1] == ids["<|channel|>"], "the prompt begins the call"
+
+
 def test_items_of_responses(client: openai.OpenAI, triton: FakeTriton) -> None:
     say(triton, THOUGHT)
     whole = client.responses.create(model="tiny", input="hi")

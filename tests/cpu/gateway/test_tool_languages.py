@@ -25,7 +25,9 @@ from kvforge.tokenization.conversation import render_conversation
 from tests.cpu.gateway.language_templates import AS_TEXT, TEMPLATES
 from tests.support.models.checkpoints import write_byte_tokenizer
 
-LANGUAGES = {name: form for name, form in formats().items() if isinstance(form, GrammarFormat)}
+OTHERS = {name: form for name, form in formats().items() if name != "harmony"}
+"""But for the one that is read with the reasoning, in test_harmony_tools.py."""
+LANGUAGES = {name: form for name, form in OTHERS.items() if isinstance(form, GrammarFormat)}
 TYPES = {
     "f": {"city": ["string"], "note": ["string"], "days": ["number"], "where": ["array"], "opts": ["object"],
           "wind": ["number"], "size": ["null", "number"]},
@@ -348,7 +350,7 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
 
 
-@pytest.mark.parametrize("name", formats())
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("marks_are_tokens", [True, False])
 @pytest.mark.parametrize("special", [True, False])
 def test_guides_of_free_answers_let_a_model_think(
@@ -358,7 +360,7 @@ def test_guides_of_free_answers_let_a_model_think(
     write_byte_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_dir(tmp_path)
     assert tokenizer is not None
-    form = formats()[name]
+    form = OTHERS[name]
     thinking = ("<think>", "</think>")
     marks = sorted({*thinking, *(form.markers if marks_are_tokens else ())})
     tokenizer.backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
