@@ -58,9 +58,9 @@ class _ChannelReader:
         return events + self._say(certain)
 
     def _turn(self, mark: str) -> list[Reasoning | Text]:
+        self._head += " "  # a mark ends a name
         if mark == _CHANNEL:
             self._kind, self._channel = None, ""
-            self._head += " "
         elif mark == _MESSAGE:
             is_analysis = self._channel is not None and self._channel.split()[:1] == ["analysis"]
             self._kind, self._channel = Reasoning if is_analysis else Text, None

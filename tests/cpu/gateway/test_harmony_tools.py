@@ -100,6 +100,7 @@ AFTER_THOUGHT = f"<|channel|>analysis<|message|>so<|end|>{ASSISTANT}"
     ("text", "found"),
     [
         (f"<|channel|>commentary to=functions.f <|constrain|>json{CALL}", ("", "", [("f", '{"a": 1}')])),
+        (f"<|channel|>commentary to=functions.f<|constrain|>json{CALL}", ("", "", [("f", '{"a": 1}')])),
         (f"<|channel|>commentary to=functions.f{CALL}", ("", "", [("f", '{"a": 1}')])),
         (f" to=functions.f<|channel|>commentary json{CALL}", ("", "", [("f", '{"a": 1}')])),
         (f"{AFTER_THOUGHT} to=functions.f<|channel|>analysis json{CALL}", ("so", "", [("f", '{"a": 1}')])),
