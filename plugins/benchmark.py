@@ -1,6 +1,6 @@
 """What the operators' benchmarks share; `plugins/<operator>/bench.py` makes them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,14 @@ from plugins.kv_quantization import INT4, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_blocks
 
 PAGE_SIZE = 32
-KV_DTYPES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": INT4}
+KV_DTYPES: dict[str, tuple[torch.dtype, torch.dtype] | None] = {
+    "same": None,
+    "fp8": (torch.float8_e4m3fn, torch.float8_e4m3fn),
+    "int8": (torch.int8, torch.int8),
+    "int4": (INT4, INT4),
+    "k8v4": (torch.int8, INT4),
+}
+"""What K's and V's pools hold, by the cache's name; None is the dtype of the case."""
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -44,11 +51,25 @@ def on_cache(kv_dtype: str) -> str:
     return "" if kv_dtype == "same" else f" on {kv_dtype}"
 
 
-def cache(values: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The pool that holds these vectors, and its scales."""
-    dtype = KV_DTYPES[kv_dtype]
+Pool = tuple[torch.Tensor, torch.Tensor | None]
+"""Numbers and, of a quantized cache, their scales."""
+
+
+def caches(vectors: Iterable[torch.Tensor], kv_dtype: str) -> tuple[Pool, Pool]:
+    """The pools that hold these vectors, K's and V's."""
+    keys, values = vectors
+    k_dtype, v_dtype = KV_DTYPES[kv_dtype] or (None, None)
+    return _pool(keys, k_dtype), _pool(values, v_dtype)
+
+
+def _pool(vectors: torch.Tensor, dtype: torch.dtype | None) -> Pool:
     if dtype is None:
-        return values, None
-    values = rotate_blocks(values) if dtype == INT4 else values
-    scales = dynamic_scale(values, dtype)
-    return quantize(values, scales[..., None], dtype), scales
+        return vectors, None
+    vectors = rotate_blocks(vectors) if dtype == INT4 else vectors
+    scales = dynamic_scale(vectors, dtype)
+    return quantize(vectors, scales[..., None], dtype), scales
+
+
+def bytes_of_head(*pools: torch.Tensor | None) -> int:
+    """What a token and head keep in these, `[pages, page_size, kv_heads, ...]`."""
+    return sum(pool[0, 0, 0].nbytes for pool in pools if pool is not None)

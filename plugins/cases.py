@@ -21,10 +21,17 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """What a pool holds: `dtype` None is the float dtype of the case; `dynamic` means a scale per token and head."""
+    """What pools hold: `dtype` None is the float dtype of the case; `dynamic` means a scale per token and head. Where
+    `v_dtype` is given, it is V's alone."""
 
     dtype: torch.dtype | None = None
     dynamic: bool = False
+    v_dtype: torch.dtype | None = None
+
+    def pair(self, default: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of K's and of V's pool; `default` is the float dtype of the case."""
+        dtype = self.dtype or default
+        return dtype, self.v_dtype or dtype
 
 
 FLOAT = CacheFormat()
@@ -37,6 +44,9 @@ FORMATS = (
 )
 ALL_FORMATS = (*FORMATS, CacheFormat(INT4, dynamic=True))
 """With that of RopePagedKvWrite and PagedAttention alone."""
+K8V4 = CacheFormat(torch.int8, dynamic=True, v_dtype=INT4)
+MIXED_FORMATS = (K8V4, CacheFormat(INT4, dynamic=True, v_dtype=torch.int8))
+"""Those of K and V apart, which these two read on CPUs."""
 
 
 def poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -46,10 +56,10 @@ def poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def paged_pools(
-    shape: tuple[int, ...], dtype: torch.dtype, dynamic: bool
+    shape: tuple[int, ...], cache: CacheFormat, default: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    pools = [poison((*shape[:3], stored_dim(shape[3], dtype)), dtype) for _ in range(2)]
-    scales = [poison(shape[:3], torch.float32) if dynamic else None for _ in range(2)]
+    pools = [poison((*shape[:3], stored_dim(shape[3], dtype)), dtype) for dtype in cache.pair(default)]
+    scales = [poison(shape[:3], torch.float32) if cache.dynamic else None for _ in range(2)]
     return pools[0], pools[1], scales[0], scales[1]
 
 

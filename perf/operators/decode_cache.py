@@ -29,7 +29,7 @@ from perf.harness.command import (
     run_program,
 )
 from perf.harness.tables import markdown_table
-from plugins.benchmark import KV_DTYPES, PAGE_SIZE, cache
+from plugins.benchmark import KV_DTYPES, PAGE_SIZE, caches
 from plugins.grouped_attention import grouped_attention
 from plugins.paged_attention import paged_attention
 from plugins.seal_pages import seal_pages
@@ -72,7 +72,7 @@ def step_of(args: argparse.Namespace, name: str) -> tuple[Callable[[], Any], int
         return grouped_step(args)
     (shape, table), (q, starts, lengths) = pages_of(args), query_of(args)
     kv_dtype = "same" if name == BASELINE else name
-    made = [cache(torch.randn(shape).bfloat16(), kv_dtype) for _ in "kv"]
+    made = caches((torch.randn(shape).bfloat16() for _ in "kv"), kv_dtype)
     tensors = [values for values, _ in made] + [scales for _, scales in made if scales is not None]
     turns = turns_of(args, tensors)
 

@@ -6,7 +6,7 @@ import torch
 
 from plugins.attention_mass import OPERATOR, attention_mass
 from plugins.attention_mass.reference import SUM
-from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, cache, on_cache
+from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, caches, on_cache
 from plugins.paged_attention import paged_attention
 
 
@@ -24,7 +24,7 @@ def observe(
     and keys or, if longer, the bytes: keys once, statistics read and written."""
     width = -(-length // PAGE_SIZE)
     shape = (sequences * width, PAGE_SIZE, kv_heads, head_dim)
-    (k_pool, k_scales), (v_pool, v_scales) = (cache(torch.randn(shape).to(dtype), kv_dtype) for _ in range(2))
+    (k_pool, k_scales), (v_pool, v_scales) = caches((torch.randn(shape).to(dtype) for _ in "kv"), kv_dtype)
     page_table, state_table = (torch.randperm(sequences * width).view(sequences, width).int() for _ in range(2))
     q = torch.randn(sequences * queries, heads, head_dim).to(dtype)
     query_start = torch.arange(0, sequences * queries + 1, queries).int()

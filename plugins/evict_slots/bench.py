@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, cache, on_cache
+from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, caches, on_cache
 from plugins.evict_slots import evict_slots
 
 SHAPES = ((24, 513, 512, 4, 64), (24, 512, 448, 4, 64), (24, 2048, 512, 4, 64))
@@ -19,7 +19,8 @@ def evict(
     pages = sequences * width
     tables = [torch.randperm(pages).view(sequences, width).int() for _ in range(2)]
     shape = (pages, PAGE_SIZE, kv_heads)
-    (k_pool, k_scales), (v_pool, v_scales) = (cache(torch.randn(*shape, head_dim).to(dtype), kv_dtype) for _ in "kv")
+    values = (torch.randn(*shape, head_dim).to(dtype) for _ in "kv")
+    (k_pool, k_scales), (v_pool, v_scales) = caches(values, kv_dtype)
     numbers = [torch.full((sequences,), n, dtype=torch.int32) for n in (keep, slots, min(keep, slots - 1), 0)]
     score, mass = torch.rand(sequences, kv_heads, slots), torch.rand(shape)
     slot = torch.arange(slots)

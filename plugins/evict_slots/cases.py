@@ -32,7 +32,7 @@ def random_case(
     num_pages = [sequences * width + rng.randint(1, 3) for _ in range(2)]
     tables = [torch.randperm(n, generator=gen)[: sequences * width].view(sequences, width) for n in num_pages]
     shape, state_shape = (num_pages[0], page_size, kv_heads, head_dim), (num_pages[1], page_size, kv_heads)
-    pools = paged_pools(shape, cache.dtype or dtype, cache.dynamic)
+    pools = paged_pools(shape, cache, dtype)
     statistics = [torch.full(state_shape, float("nan")) for _ in range(2)]
     position = torch.randint(-(2**31), 2**31 - 1, state_shape, generator=gen).int()
     score = torch.full((sequences, kv_heads, longest + rng.randint(0, 2)), float("nan"))

@@ -35,5 +35,5 @@ def random_case(
     pages = tokens // page_size + rng.randint(1, 4)
     slots = torch.randperm(pages * page_size, generator=gen)[:tokens]
     slots[torch.rand(tokens, generator=gen) < rng.choice((0.0, 0.3))] = -rng.randint(1, 9)
-    pool, _, scales, _ = paged_pools((pages, page_size, 1, width), cache.dtype or rng.choice(dtypes), cache.dynamic)
+    pool, _, scales, _ = paged_pools((pages, page_size, 1, width), cache, rng.choice(dtypes))
     return k, angle.cos(), angle.sin(), slots.int(), pool, scales

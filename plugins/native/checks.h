@@ -79,8 +79,8 @@ inline at::Tensor starts_tensor(const char* op, const char* name, const at::Tens
 // Numbers of a head of a pool.
 inline int64_t head_dim_of(const at::Tensor& pool) { return is_int4(pool) ? 2 * pool.size(3) : pool.size(3); }
 
-// Both pools: [pages, page_size, kv_heads, head_dim], same shape and dtype, head_dim contiguous; head_dim / 2 bytes where
-// the operator reads int4.
+// Both pools: [pages, page_size, kv_heads, head_dim], same shape and dtype, head_dim contiguous. Where the operator reads
+// int4, of head_dim / 2 bytes, one may be of int4 and the other of int8.
 inline void check_pools(const char* op, const at::Tensor& k_pool, const at::Tensor& v_pool, bool reads_int4 = false) {
   check_dims(op, "k_pool", k_pool, 4);
   check_dims(op, "v_pool", v_pool, 4);
@@ -88,14 +88,21 @@ inline void check_pools(const char* op, const at::Tensor& k_pool, const at::Tens
       is_f32_or_bf16(k_pool) || is_8_bit(k_pool) || (reads_int4 && is_int4(k_pool)), op,
       ": k_pool must be float32, bfloat16, float8_e4m3fn", reads_int4 ? ", int8 or uint8" : " or int8", ", not ",
       k_pool.scalar_type());
+  const auto is_integer = [](const at::Tensor& pool) { return pool.scalar_type() == at::kChar || is_int4(pool); };
   TORCH_CHECK(
-      k_pool.sizes() == v_pool.sizes(), op, ": v_pool must have the shape of k_pool ", k_pool.sizes(), ", not ",
-      v_pool.sizes());
+      k_pool.scalar_type() == v_pool.scalar_type() || (reads_int4 && is_integer(k_pool) && is_integer(v_pool)), op,
+      ": v_pool must have the dtype of k_pool ", k_pool.scalar_type(), reads_int4 ? ", or both int8 or uint8" : "",
+      ", not ", v_pool.scalar_type());
   TORCH_CHECK(
-      k_pool.scalar_type() == v_pool.scalar_type(), op, ": v_pool must have the dtype of k_pool ",
-      k_pool.scalar_type(), ", not ", v_pool.scalar_type());
+      k_pool.sizes().slice(0, 3) == v_pool.sizes().slice(0, 3) && head_dim_of(k_pool) == head_dim_of(v_pool), op,
+      ": v_pool must have the shape of k_pool ", k_pool.sizes(), ", not ", v_pool.sizes());
   TORCH_CHECK(k_pool.stride(3) == 1, op, ": k_pool must be contiguous in its last dimension");
   TORCH_CHECK(v_pool.stride(3) == 1, op, ": v_pool must be contiguous in its last dimension");
+}
+
+// The one of two checked pools that asks for more: int4 for scales of its rows.
+inline const at::Tensor& narrower(const at::Tensor& k_pool, const at::Tensor& v_pool) {
+  return is_int4(k_pool) ? k_pool : v_pool;
 }
 
 // The scales of checked pools: tensors [pages, page_size, kv_heads] float32 of 8-bit pools, or a float of them.

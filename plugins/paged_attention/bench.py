@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, cache, on_cache
+from plugins.benchmark import DTYPES, PAGE_SIZE, Benchmark, Benchmarks, bytes_of_head, caches, on_cache
 from plugins.paged_attention import OPERATOR, paged_attention
 
 
@@ -22,7 +22,7 @@ def attention(
     width = -(-length // PAGE_SIZE)
     shape = (sequences * width, PAGE_SIZE, kv_heads, head_dim)
     values = [torch.randn(shape).to(dtype) for _ in range(2)]
-    (k_pool, k_scales), (v_pool, v_scales) = (cache(x, kv_dtype) for x in values)
+    (k_pool, k_scales), (v_pool, v_scales) = caches(values, kv_dtype)
     page_table = torch.randperm(sequences * width).view(sequences, width).int()
     q = torch.randn(sequences * queries, heads, head_dim).to(dtype)
     query_start = torch.arange(0, sequences * queries + 1, queries).int()
@@ -46,8 +46,8 @@ def attention(
     if causal:
         flops = 4 * sequences * heads * head_dim * queries * (length - (queries - 1) / 2)
         return Benchmark(case, runs, flops=flops, dtype=dtype)
-    bytes_per_head = head_dim * k_pool.dtype.itemsize + (0 if k_scales is None else 4)
-    return Benchmark(case, runs, num_bytes=2 * sequences * length * kv_heads * bytes_per_head)
+    num_bytes = sequences * length * kv_heads * bytes_of_head(k_pool, v_pool, k_scales, v_scales)
+    return Benchmark(case, runs, num_bytes=num_bytes)
 
 
 def benchmarks(kv_dtypes: list[str]) -> Benchmarks:

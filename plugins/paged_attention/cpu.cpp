@@ -27,7 +27,7 @@ constexpr int64_t kCostPerThread = 20000;  // nanoseconds of work that pay for w
 
 const AttentionKernel& pick_kernel(const AttentionArgs& args) {
 #if defined(__x86_64__)
-  const bool bf16 = args.q_bf16 && args.pool != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256;
+  const bool bf16 = args.q_bf16 && args.k.type != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256;
   switch (current_isa()) {
     case Isa::avx512_bf16:
       if (!bf16) return isa_avx512::fp32_kernel;
@@ -35,8 +35,8 @@ const AttentionKernel& pick_kernel(const AttentionArgs& args) {
         case Tiles::amx: return isa_amx::bf16_kernel;
         case Tiles::software: return isa_amx_software::bf16_kernel;
         case Tiles::none:
-          return args.pool == Dtype::int8 || args.pool == Dtype::int4 ? isa_avx512_bf16::vnni_kernel
-                                                                      : isa_avx512_bf16::bf16_kernel;
+          return args.k.type == Dtype::int8 || args.k.type == Dtype::int4 ? isa_avx512_bf16::vnni_kernel
+                                                                          : isa_avx512_bf16::bf16_kernel;
       }
     case Isa::avx512_vnni:
     case Isa::avx512: return isa_avx512::fp32_kernel;
@@ -142,7 +142,9 @@ at::Tensor rotated(const at::Tensor& q) {
 }
 
 PagedTensor paged(const at::Tensor& pool) {
-  return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
+  const int64_t bytes = pool.element_size();
+  return {pool.const_data_ptr(), dtype(pool), pool.stride(0), pool.stride(1), pool.stride(2), bytes,
+          pool.dim() == 4 ? pool.size(3) * bytes : bytes};
 }
 
 PagedTensor paged(const std::optional<at::Tensor>& scales) {
@@ -158,7 +160,7 @@ at::Tensor paged_attention(
     double v_scale, const std::optional<at::Tensor>& sinks_in) {
   check_float(kOp, "q", q_in, 3);
   check_pools(kOp, k_pool, v_pool, true);
-  check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
+  check_scales(kOp, narrower(k_pool, v_pool), k_scales, v_scales, k_scale, v_scale);
   const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);
   TORCH_CHECK(
       head_dim == head_dim_of(k_pool) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", head_dim_of(k_pool),
@@ -183,7 +185,6 @@ at::Tensor paged_attention(
       .q = q.const_data_ptr(),
       .out = out.mutable_data_ptr(),
       .q_bf16 = q.scalar_type() == at::kBFloat16,
-      .pool = dtype(k_pool),
       .q_token_stride = q.stride(0),
       .q_head_stride = q.stride(1),
       .k = paged(k_pool),

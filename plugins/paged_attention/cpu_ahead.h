@@ -13,12 +13,12 @@ namespace {
 // it. They are asked for a few at a time between products: a burst would hold up the loads behind it.
 class Ahead {
  public:
-  // Adds what the heads of `work` have in a pool or its scales, if it has any: of each head `head_bytes` bytes in elements
-  // of `element` bytes.
-  void add(const AttentionArgs& a, const PagedTensor& pool, const DirectWork& work, int64_t head_bytes, int64_t element) {
+  // Adds what the heads of `work` have in a pool or its scales, if it has any.
+  void add(const AttentionArgs& a, const PagedTensor& pool, const DirectWork& work) {
     if (pool.data == nullptr) return;
-    const int64_t first = work.heads[0].kv_head, last = work.heads[work.count - 1].kv_head;
-    const int64_t bytes = (last - first) * pool.head_stride * element + head_bytes, stride = pool.slot_stride * element;
+    const int64_t first = work.heads[0].kv_head, last = work.heads[work.count - 1].kv_head, element = pool.element_bytes;
+    const int64_t bytes = (last - first) * pool.head_stride * element + pool.head_bytes;
+    const int64_t stride = pool.slot_stride * element;
     const char* const data = static_cast<const char*>(pool.data) + first * pool.head_stride * element;
     for (int64_t key = work.begin; key < work.end;) {
       const int64_t page = key / a.page_size, slot = key - page * a.page_size;
@@ -31,10 +31,9 @@ class Ahead {
   }
 
   // The same of keys or values and their scales.
-  template <typename Pool>
   void add(const AttentionArgs& a, const PagedTensor& pool, const PagedTensor& scales, const DirectWork& work) {
-    add(a, pool, work, bytes_of<Pool>(a.head_dim), sizeof(Pool));
-    add(a, scales, work, sizeof(float), sizeof(float));
+    add(a, pool, work);
+    add(a, scales, work);
   }
 
   // Lines that were added.

@@ -96,7 +96,7 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
     return;
   }
   float rotated[kMaxHeadDim];
-  if (a.pool == Dtype::int4) {
+  if (a.v.type == Dtype::int4) {
     std::memcpy(rotated, acc, a.head_dim * sizeof(float));
     rotate_blocks(rotated, a.head_dim);
     acc = rotated;

@@ -193,12 +193,12 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
 namespace isa_avx512_bf16 {
 
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  const int64_t q_size = a.pool == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<int8_t>(a.head_dim);
+  const int64_t q_size = a.k.type == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<int8_t>(a.head_dim);
   return rows * (kKeyBlock * (4 + 2) + q_size * 2 + round_up(a.head_dim, 64) * 4 + 2 * 4);
 }
 
 void bf16_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
-  with_pool(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
+  with_pool(a.k, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
 }
 
 }  // namespace isa_avx512_bf16

@@ -102,12 +102,12 @@ inline uint32_t query_pair(const bf16* q, int64_t d, int64_t dim) {
   return pair;
 }
 
-// Calls body(Pool{}) with a value of the pools' type, which is not float32.
+// Calls body(Pool{}) with a value of the pool's type, which is not float32.
 template <typename Body>
-inline void with_pool(const AttentionArgs& a, const Body& body) {
-  if (a.pool == Dtype::bfloat16) body(bf16{});
-  else if (a.pool == Dtype::fp8) body(fp8{});
-  else if (a.pool == Dtype::int4) body(int4{});
+inline void with_pool(const PagedTensor& pool, const Body& body) {
+  if (pool.type == Dtype::bfloat16) body(bf16{});
+  else if (pool.type == Dtype::fp8) body(fp8{});
+  else if (pool.type == Dtype::int4) body(int4{});
   else body(int8_t{});
 }
 

@@ -106,7 +106,7 @@ int64_t padded_dim(int64_t dim) {
 }
 
 int64_t padded_dim(const AttentionArgs& a) {
-  return a.pool == Dtype::bfloat16 ? padded_dim<bf16>(a.head_dim) : padded_dim<int8_t>(a.head_dim);
+  return a.k.type == Dtype::bfloat16 ? padded_dim<bf16>(a.head_dim) : padded_dim<int8_t>(a.head_dim);
 }
 
 // Where the pair of dimensions at d (load_pairs()) is in the depth of the scores: first all pairs that load_keys() puts into lane
@@ -179,7 +179,7 @@ int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
 void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   bf16* k = reinterpret_cast<bf16*>(packed);
   bf16* v = k + kKeyBlock * padded_dim(a);
-  with_pool(a, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, v); });
+  with_pool(a.k, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, v); });
 }
 
 void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed,
@@ -196,8 +196,8 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
   for (int64_t r = 0; r < count; ++r) {
     const int64_t offset = query_offset(a, rows, rows.row_begin + r);
     const bf16* from = static_cast<const bf16*>(a.q) + offset;
-    if (a.pool == Dtype::bfloat16) order_query<bf16>(from, dim, q + r * depth);
-    else if (a.pool == Dtype::int4) order_query<int4>(from, dim, q + r * depth);
+    if (a.k.type == Dtype::bfloat16) order_query<bf16>(from, dim, q + r * depth);
+    else if (a.k.type == Dtype::int4) order_query<int4>(from, dim, q + r * depth);
     else order_query<int8_t>(from, dim, q + r * depth);
     sums[r].sums = acc + r * dim;
   }

@@ -86,7 +86,7 @@ void fp32_finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, cons
   const int64_t offset = token_head(a, rows, row) * a.head_dim;
   const float sink = a.sinks == nullptr ? 0 : __builtin_expf(a.sinks[query_head(a, rows, row)] - sums.top);
   const float inverse = a.v_scale / (sums.total + sink);
-  if (a.pool == Dtype::int4) rotate_blocks(sums.sums, a.head_dim);
+  if (a.v.type == Dtype::int4) rotate_blocks(sums.sums, a.head_dim);
   for (int64_t d = 0; d < a.head_dim; ++d) {
     if (a.q_bf16) store(static_cast<bf16*>(a.out) + offset + d, sums.sums[d] * inverse);
     else store(static_cast<float*>(a.out) + offset + d, sums.sums[d] * inverse);

@@ -9,17 +9,16 @@ namespace {
 
 constexpr int64_t kSlab = 32;  // keys of which all heads are worked on in turn, a multiple of kLanes
 
-template <typename Pool>
-inline void fetch(const KeyRows& keys, int64_t first, int64_t kv_head, int64_t dim) {
-  for (int64_t key = first; key < first + kSlab; ++key) {
-    const char* row = reinterpret_cast<const char*>(keys.row<Pool>(key, kv_head));
-    for (int64_t b = 0; b < bytes_of<Pool>(dim); b += 64) __builtin_prefetch(row + b, 0, 2);
-  }
+}  // namespace
+
+namespace KVFORGE_ISA {
+
+int64_t fp32_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
+  const int64_t floats = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2) + kSlab * padded_dim(a);
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
-template <typename Pool>
-void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch) {
-  using namespace KVFORGE_ISA;
+void fp32_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
   const auto [heads, count, begin, end, split] = work;
   const int64_t rows = num_rows(heads[0]), all = rows * count, dim = padded_dim(a);
   const int64_t base = begin / kSlab * kSlab, keys = round_up(end - base, kSlab);
@@ -35,10 +34,9 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
   for (int64_t h = 0; h < count; ++h) load_queries(a, heads[h], q + h * rows * a.head_dim);
   for (int64_t slab = 0; slab < keys; slab += kSlab)
     for (int64_t h = 0; h < count; ++h) {
-      if (slab + kSlab < keys) fetch<Pool>(k, base + slab + kSlab, heads[h].kv_head, a.head_dim);
-      else fetch<Pool>(v, base, heads[h].kv_head, a.head_dim);
-      for (int64_t key = 0; key < kSlab; key += kLanes)
-        k.transpose<Pool>(base + slab + key, heads[h].kv_head, a.head_dim, packed + key, kSlab);
+      if (slab + kSlab < keys) k.fetch(base + slab + kSlab, base + slab + 2 * kSlab, heads[h].kv_head);
+      else v.fetch(base, base + kSlab, heads[h].kv_head);
+      k.transpose(base + slab, kSlab, heads[h].kv_head, a.head_dim, packed, kSlab);
       gemm(rows, kSlab, a.head_dim, q + h * rows * a.head_dim, a.head_dim, packed, kSlab,
            weights + h * rows * kKeyBlock + slab, kKeyBlock, false);
     }
@@ -61,9 +59,8 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
 
   for (int64_t slab = 0; slab < keys; slab += kSlab)
     for (int64_t h = 0; h < count; ++h) {
-      if (slab + kSlab < keys) fetch<Pool>(v, base + slab + kSlab, heads[h].kv_head, a.head_dim);
-      for (int64_t key = 0; key < kSlab; ++key)
-        load_values(v.row<Pool>(base + slab + key, heads[h].kv_head), a.head_dim, dim, packed + key * dim);
+      if (slab + kSlab < keys) v.fetch(base + slab + kSlab, base + slab + 2 * kSlab, heads[h].kv_head);
+      v.load(base + slab, base + slab + kSlab, heads[h].kv_head, a.head_dim, dim, packed);
       gemm(rows, dim, kSlab, weights + h * rows * kKeyBlock + slab, kKeyBlock, packed, dim, sums + h * rows * dim, dim,
            slab > 0);
     }
@@ -73,19 +70,6 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
     float* partial = head.partial == nullptr ? nullptr : head.partial + split * rows * (a.head_dim + 2);
     fp32_finish_row(a, head, head.row_begin + r % rows, {sums + r * dim, top[r], total[r]}, partial);
   }
-}
-
-}  // namespace
-
-namespace KVFORGE_ISA {
-
-int64_t fp32_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  const int64_t floats = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2) + kSlab * padded_dim(a);
-  return floats * static_cast<int64_t>(sizeof(float));
-}
-
-void fp32_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
-  with_pool(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
 }
 
 }  // namespace KVFORGE_ISA

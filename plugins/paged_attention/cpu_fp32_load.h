@@ -71,7 +71,7 @@ inline void load_values(const Pool* v, int64_t dim, int64_t padded, float* out) 
   for (; d < padded; ++d) out[d] = 0;
 }
 
-// Offsets of the keys' K or V in a pool.
+// K or V of keys in a pool, whatever its type.
 class KeyRows {
  public:
   KeyRows(const AttentionArgs& a, const PagedTensor& pool, const Rows& rows, int64_t begin, int64_t end)
@@ -79,37 +79,57 @@ class KeyRows {
     key_offsets(a, pool, rows.pages, begin, end, offsets_);
   }
 
-  // Of the keys [begin, end), or of the nearest one of these.
-  template <typename Pool>
-  const Pool* row(int64_t key, int64_t kv_head) const {
-    const int64_t nearest = larger(begin_, smaller(key, end_ - 1));
-    return static_cast<const Pool*>(pool_.data) + offsets_[nearest - begin_] + kv_head * pool_.head_stride;
+  // Fetches what a head has of keys [first, last).
+  void fetch(int64_t first, int64_t last, int64_t kv_head) const {
+    for (int64_t key = first; key < last; ++key)
+      for (int64_t b = 0; b < pool_.head_bytes; b += 64) __builtin_prefetch(place(key, kv_head) + b, 0, 2);
   }
 
-  template <typename Pool>
-  void transpose(int64_t first, int64_t kv_head, int64_t dim, float* out, int64_t stride) const {
-    const Pool* keys[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) keys[i] = row<Pool>(first + i, kv_head);
-    transpose_keys(keys, dim, out, stride);
+  // out[d * stride + i] = number d of key first + i, for `count` keys, a multiple of kLanes.
+  void transpose(int64_t first, int64_t count, int64_t kv_head, int64_t dim, float* out, int64_t stride) const {
+    with_type([&](auto pool) {
+      using Pool = decltype(pool);
+      for (int64_t key = 0; key < count; key += kLanes) {
+        const Pool* keys[kLanes];
+        for (int64_t i = 0; i < kLanes; ++i)
+          keys[i] = reinterpret_cast<const Pool*>(place(first + key + i, kv_head));
+        transpose_keys(keys, dim, out + key, stride);
+      }
+    });
+  }
+
+  // The numbers of keys [first, last), each padded with zeros to `padded`.
+  void load(int64_t first, int64_t last, int64_t kv_head, int64_t dim, int64_t padded, float* out) const {
+    with_type([&](auto pool) {
+      for (int64_t key = first; key < last; ++key, out += padded)
+        load_values(reinterpret_cast<const decltype(pool)*>(place(key, kv_head)), dim, padded, out);
+    });
   }
 
  private:
+  // Of the keys [begin, end), or of the nearest one of these.
+  const char* place(int64_t key, int64_t kv_head) const {
+    const int64_t nearest = larger(begin_, smaller(key, end_ - 1));
+    const int64_t offset = offsets_[nearest - begin_] + kv_head * pool_.head_stride;
+    return static_cast<const char*>(pool_.data) + offset * pool_.element_bytes;
+  }
+
+  // Calls body(Pool{}) with a value of the pool's type.
+  template <typename Body>
+  void with_type(const Body& body) const {
+    switch (pool_.type) {
+      case Dtype::float32: return body(float{});
+      case Dtype::bfloat16: return body(bf16{});
+      case Dtype::fp8: return body(fp8{});
+      case Dtype::int8: return body(int8_t{});
+      case Dtype::int4: return body(int4{});
+    }
+  }
+
   const PagedTensor& pool_;
   int64_t begin_, end_;
   int64_t offsets_[kKeyBlock];
 };
-
-// Calls body(Pool{}) with a value of the pools' type.
-template <typename Body>
-inline void with_pool(const AttentionArgs& a, const Body& body) {
-  switch (a.pool) {
-    case Dtype::float32: return body(float{});
-    case Dtype::bfloat16: return body(bf16{});
-    case Dtype::fp8: return body(fp8{});
-    case Dtype::int8: return body(int8_t{});
-    case Dtype::int4: return body(int4{});
-  }
-}
 
 }  // namespace
 }  // namespace kvforge

@@ -8,16 +8,14 @@ namespace {
 
 constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
 
-template <typename Pool>
 void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, float* k_out, float* v_out) {
   const int64_t first = larger(begin, rows.first_key), last = smaller(begin + kKeyBlock, rows.end_key);
   const int64_t dim = padded_dim(a);
   const KeyRows k(a, a.k, rows, first, last), v(a, a.v, rows, first, last);
-  for (int64_t key = first / kLanes * kLanes; key < last; key += kLanes)
-    k.transpose<Pool>(key, rows.kv_head, a.head_dim, k_out + key - begin, kKeyBlock);
+  const int64_t aligned = first / kLanes * kLanes;
+  k.transpose(aligned, round_up(last, kLanes) - aligned, rows.kv_head, a.head_dim, k_out + aligned - begin, kKeyBlock);
   std::memset(v_out, 0, (first - begin) * dim * sizeof(float));
-  for (int64_t key = first; key < last; ++key)
-    load_values(v.row<Pool>(key, rows.kv_head), a.head_dim, dim, v_out + (key - begin) * dim);
+  v.load(first, last, rows.kv_head, a.head_dim, dim, v_out + (first - begin) * dim);
   std::memset(v_out + (last - begin) * dim, 0, (begin + kKeyBlock - last) * dim * sizeof(float));
 }
 
@@ -38,7 +36,7 @@ int64_t fp32_tile_scratch_bytes(const AttentionArgs& a) {
 
 void fp32_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   float* k = reinterpret_cast<float*>(packed);
-  with_pool(a, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, k + a.head_dim * kKeyBlock); });
+  pack_block(a, rows, begin, k, k + a.head_dim * kKeyBlock);
 }
 
 void fp32_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,

@@ -13,14 +13,15 @@ constexpr int64_t kTileRows = 128;  // most rows of a tile
 
 struct PagedTensor {  // [pages, page_size, kv_heads, ...], strides in elements
   const void* data;
+  Dtype type;
   int64_t page_stride, slot_stride, head_stride;
+  int64_t element_bytes, head_bytes;  // of an element, and of all of a head
 };
 
 struct AttentionArgs {
   const void* q;  // [T, heads, head_dim], strides in elements
   void* out;      // [T, heads, head_dim], contiguous, q's dtype
   bool q_bf16;
-  Dtype pool;
   int64_t q_token_stride, q_head_stride;
   PagedTensor k, v;
   PagedTensor k_scales, v_scales;  // float32 without the last dimension; null data: k_scale and v_scale for all
@@ -77,7 +78,8 @@ namespace isa_portable { extern const AttentionKernel fp32_kernel; }
 #if defined(__x86_64__)
 namespace isa_avx2 { extern const AttentionKernel fp32_kernel; }
 namespace isa_avx512 { extern const AttentionKernel fp32_kernel; }
-// For q in bfloat16, pools not in float32, head_dim a multiple of 16, at most 256.
+// For q in bfloat16, pools not in float32, head_dim a multiple of 16, at most 256. K and V are of one type, or each of
+// int8 or int4.
 namespace isa_avx512_bf16 {
 extern const AttentionKernel bf16_kernel;
 extern const AttentionKernel vnni_kernel;  // for pools of int8 and int4

@@ -98,14 +98,14 @@ inline __m512 scores_from(const char* sums, int64_t part_bytes) {
 
 inline int score_parts(const AttentionArgs& a) {
   int parts = 0;
-  with_pool(a, [&](auto pool) { parts = ScoresOver<decltype(pool)>::kParts; });
+  with_pool(a.k, [&](auto pool) { parts = ScoresOver<decltype(pool)>::kParts; });
   return parts;
 }
 
 // Steps of a query's products with keys.
 inline int64_t num_steps(const AttentionArgs& a) {
   int64_t dims = 0;
-  with_pool(a, [&](auto pool) { dims = ScoresOver<decltype(pool)>::kDims; });
+  with_pool(a.k, [&](auto pool) { dims = ScoresOver<decltype(pool)>::kDims; });
   return (a.head_dim + dims - 1) / dims;
 }
 

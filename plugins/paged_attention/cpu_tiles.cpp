@@ -28,44 +28,63 @@ int64_t k_bytes(const AttentionArgs& a) { return kTilesOfBlock * num_steps(a) * 
 int64_t v_bytes(const AttentionArgs& a) { return kKeyBlock * a.head_dim * 2; }
 int64_t packed_bytes(const AttentionArgs& a) { return k_bytes(a) + v_bytes(a); }
 
+// Where the vectors of the keys of a block lie, from the first one on that the sequence needs.
 template <typename Pool>
-void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, char* k_out, char* v_out) {
-  const int64_t first = larger(begin, rows.first_key), last = smaller(begin + kKeyBlock, rows.end_key);
-  int64_t k_offset[kKeyBlock], v_offset[kKeyBlock];
-  key_offsets(a, a.k, rows.pages, first, last, k_offset);
-  key_offsets(a, a.v, rows.pages, first, last, v_offset);
-  const Pool* k = static_cast<const Pool*>(a.k.data) + rows.kv_head * a.k.head_stride;
-  const Pool* v = static_cast<const Pool*>(a.v.data) + rows.kv_head * a.v.head_stride;
-  const auto needed = [&](int64_t key) { return key >= first && key < last; };
+class BlockOf {
+ public:
+  BlockOf(const AttentionArgs& a, const PagedTensor& pool, const Rows& rows, int64_t begin)
+      : first(larger(begin, rows.first_key)), last(smaller(begin + kKeyBlock, rows.end_key)),
+        data_(static_cast<const Pool*>(pool.data) + rows.kv_head * pool.head_stride) {
+    key_offsets(a, pool, rows.pages, first, last, offsets_);
+  }
+
+  bool has(int64_t key) const { return key >= first && key < last; }
+  const Pool* at(int64_t key, int64_t d) const { return advance(data_ + offsets_[key - first], d); }
+
+  const int64_t first, last;
+
+ private:
+  const Pool* const data_;
+  int64_t offsets_[kKeyBlock];
+};
+
+template <typename Pool>
+void pack_keys(const AttentionArgs& a, const BlockOf<Pool>& block, int64_t begin, char* out) {
   using Over = ScoresOver<Pool>;
   const int64_t steps = num_steps(a);
   for (int64_t key = begin; key < begin + kKeyBlock; key += 16)
-    for (int64_t s = 0; s < steps; ++s, k_out += kTileBytes) {
-      if (key / kStep * kStep >= last) {
-        std::memset(k_out, 0, kTileBytes);
+    for (int64_t s = 0; s < steps; ++s, out += kTileBytes) {
+      if (key / kStep * kStep >= block.last) {
+        std::memset(out, 0, kTileBytes);
         continue;
       }
       __m512i x[16];
       for (int i = 0; i < 16; ++i) {
         const int64_t at = key / kStep * kStep + key % kStep / 4 + i / 4 * 8 + i % 4;
         const int64_t d = s * Over::kDims;
-        x[i] = needed(at) ? Over::load(advance(k + k_offset[at - first], d), a.head_dim - d) : _mm512_setzero_si512();
+        x[i] = block.has(at) ? Over::load(block.at(at, d), a.head_dim - d) : _mm512_setzero_si512();
       }
-      store_transposed(x, k_out);
+      store_transposed(x, out);
     }
+}
+
+template <typename Pool>
+void pack_values(const AttentionArgs& a, const BlockOf<Pool>& block, int64_t begin, char* packed) {
+  const auto load = [&](int64_t key, int64_t d) {
+    return block.has(key) ? load_masked(0xffff, block.at(key, d)) : _mm512_setzero_si512();
+  };
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
-    char* out = v_out + (key - begin) / kStep * (a.head_dim / 16) * kTileBytes + (key - begin) % kStep / 2 * kTileRowBytes;
-    for (int64_t d = 0; d < a.head_dim; d += 16, out += kTileBytes) {
-      const __m512i even = needed(key) ? load_masked(0xffff, advance(v + v_offset[key - first], d)) : _mm512_setzero_si512();
-      const __m512i odd =
-          needed(key + 1) ? load_masked(0xffff, advance(v + v_offset[key + 1 - first], d)) : _mm512_setzero_si512();
-      _mm512_storeu_si512(out, interleave(even, odd));
-    }
+    char* out = packed + (key - begin) / kStep * (a.head_dim / 16) * kTileBytes + (key - begin) % kStep / 2 * kTileRowBytes;
+    for (int64_t d = 0; d < a.head_dim; d += 16, out += kTileBytes)
+      _mm512_storeu_si512(out, interleave(load(key, d), load(key + 1, d)));
   }
 }
 
 void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
-  with_pool(a, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, packed, packed + k_bytes(a)); });
+  with_pool(a.k, [&](auto pool) { pack_keys(a, BlockOf<decltype(pool)>(a, a.k, rows, begin), begin, packed); });
+  with_pool(a.v, [&](auto pool) {
+    pack_values(a, BlockOf<decltype(pool)>(a, a.v, rows, begin), begin, packed + k_bytes(a));
+  });
 }
 
 // The scores of chunk `c` of a unit, of row r of a strip, as they are.
@@ -308,7 +327,7 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
   int64_t positions[kTileRows];
   float factors[kTileRows];
   for (int64_t r = 0; r < kTileRows; ++r) positions[r] = position(a, rows, rows.row_begin + r);
-  with_pool(a, [&](auto pool) { take_queries<decltype(pool)>(a, rows, at.q, factors); });
+  with_pool(a.k, [&](auto pool) { take_queries<decltype(pool)>(a, rows, at.q, factors); });
   const int64_t strip_bytes = kStrip / 16 * score_parts(a) * num_steps(a) * kTileBytes;  // of queries
   std::memset(at.acc, 0, count * dim * sizeof(float));
   configure_tiles();

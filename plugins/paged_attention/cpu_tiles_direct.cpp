@@ -82,11 +82,12 @@ alignas(64) constexpr char kZeros[kMaxHeadDim * sizeof(bf16)] = {};
 // The values of 32 keys of a head, 64 dimensions from `from` on, as four right operands in the order of load_values(); those
 // of keys outside [low, high) are zeros: what is not seen may hold a NaN. pause() is called eight times.
 template <bool Whole, typename Pool, typename Pause>
-inline void interleave_values(const Pool* const* rows, int64_t head, int64_t from, int64_t dim, int64_t low, int64_t high,
+inline void interleave_values(const char* const* rows, int64_t head, int64_t from, int64_t dim, int64_t low, int64_t high,
                               char* out, const Pause& pause) {
   const bool whole = low <= 0 && high >= kStep;
   const auto row = [&](int64_t key) {
-    return whole || (key >= low && key < high) ? rows[key] + head : reinterpret_cast<const Pool*>(kZeros);
+    return whole || (key >= low && key < high) ? reinterpret_cast<const Pool*>(rows[key]) + head
+                                               : reinterpret_cast<const Pool*>(kZeros);
   };
   for (int64_t i = 0; i < kStep; i += 2) {
     if (i % 4 == 0) pause();
@@ -134,66 +135,79 @@ struct DirectScratch {
   }
 };
 
-// Rows of KV heads that together fill a tile, over one block. In the products with keys every row has zeros in place of
-// the other heads' dimensions, which change no sum of finite keys; of the products with values a head's own rows are taken.
-template <typename Pool>
-void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* const* k_rows, const Pool* const* v_rows,
-                  int64_t base, int64_t padded, const DirectScratch& at, Ahead& ahead, int64_t lines) {
-  const auto [heads, count, begin, end, split] = work;
-  const int64_t rows = num_rows(heads[0]), all = rows * count, dim = a.head_dim, steps = num_steps(a);
-  const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps / ScoresOver<Pool>::kParts) + 1;
-  const int64_t with_softmax = lines / 4 / (padded / kRowsOfTile + all) + 1;
-  const int64_t with_values = lines / 2 / (padded / 4 * count * ((dim + 63) / 64)) + 1;
+// Rows of KV heads that together fill a tile, over keys [begin, end), which lie in the block from `base` on: `padded` of
+// them are worked on.
+struct Block {
+  const Rows* heads;
+  int64_t count, begin, end, split;
+  int64_t base, padded;
 
+  int64_t rows() const { return num_rows(heads[0]); }  // of a head
+};
+
+// Writes the queries as right operands and what the scores of each row are multiplied by. Every row has zeros in place of
+// the other heads' dimensions, which change no sum of finite keys.
+template <typename Pool>
+void take_queries(const AttentionArgs& a, const Block& block, const DirectScratch& at, float* factors) {
   using Over = ScoresOver<Pool>;
-  constexpr int kParts = Over::kParts;
-  constexpr int64_t kQueryBytes = kParts * kTileRowBytes;  // of a step of a query
-  float factors[kRowsOfTile];
-  for (int64_t h = 0; h < count; ++h) {
-    // Queries in the rows of a head, at first in the place of weights.
-    char* const of_head = at.weights;
-    const int64_t row_bytes = steps * kQueryBytes;
+  constexpr int64_t kQueryBytes = Over::kParts * kTileRowBytes;  // of a step of a query
+  const int64_t rows = block.rows(), tiles = num_steps(a) * Over::kParts, row_bytes = tiles * kTileRowBytes;
+  for (int64_t h = 0; h < block.count; ++h) {
+    const Rows& head = block.heads[h];
+    char* const of_head = at.weights;  // queries in the rows of a head, at first in the place of weights
     for (int64_t r = 0; r < rows; ++r)
       factors[h * rows + r] =
-          Over::take_query(a, static_cast<const bf16*>(a.q) + query_offset(a, heads[h], heads[h].row_begin + r),
+          Over::take_query(a, static_cast<const bf16*>(a.q) + query_offset(a, head, head.row_begin + r),
                            of_head + r * row_bytes, kQueryBytes, kTileRowBytes);
-    for (int64_t i = 0; i < steps * kParts; ++i) {
+    for (int64_t i = 0; i < tiles; ++i) {
       __m512i x[16];
       for (int64_t r = 0; r < 16; ++r) {
         const int64_t row = r - h * rows;
         x[r] = row < 0 || row >= rows ? _mm512_setzero_si512()
                                       : _mm512_load_si512(of_head + row * row_bytes + i * kTileRowBytes);
       }
-      store_transposed(x, at.q + (h * steps * kParts + i) * kTileBytes);
+      store_transposed(x, at.q + (h * tiles + i) * kTileBytes);
     }
   }
+}
 
+// Scores of the rows, in the rows of at.turned.
+template <typename Pool>
+void score_block(const AttentionArgs& a, const Block& block, const char* const* k_rows, const DirectScratch& at,
+                 Ahead& ahead, int64_t lines) {
+  using Over = ScoresOver<Pool>;
+  constexpr int kParts = Over::kParts;
+  constexpr int64_t kSlab = kSlabOver<Pool>, kQueryBytes = kParts * kTileRowBytes;
+  const auto [heads, count, begin, end, split, base, padded] = block;
+  const int64_t dim = a.head_dim, steps = num_steps(a);
+  const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps / kParts) + 1;
+  const int64_t with_turning = lines / 4 / (padded / kRowsOfTile + block.rows() * count) + 1;
   struct Place {
     const void* rows;
     int64_t stride;
   };
-  constexpr int64_t kSlab = kSlabOver<Pool>;
   const bool in_place = (std::is_same_v<Pool, bf16> || std::is_same_v<Pool, int8_t>) && dim % Over::kDims == 0 &&
       a.page_size % kRowsOfTile == 0;
   FourSums four(kQueryBytes, kTileRowBytes, kRowsOfTile * kQueryBytes);
   for (int64_t slab = 0; slab < padded; slab += kSlab) {
-    const auto keys = [&](int64_t step, int64_t i) -> Place {
+    const auto keys = [&, heads = heads, begin = begin, end = end, base = base](int64_t step, int64_t i) -> Place {
       const int64_t key = slab + i * kRowsOfTile, s = step % steps, d = s * Over::kDims;
       const int64_t head = heads[step / steps].kv_head * a.k.head_stride;
+      const auto row = [&](int64_t r) { return advance(reinterpret_cast<const Pool*>(k_rows[key + r]) + head, d); };
       // 16 keys are the rows of a tile as they lie in a page; else they are put together.
       if (in_place && base + key >= begin && base + key + kRowsOfTile <= end)
-        return {advance(k_rows[key] + head, d), a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
+        return {row(0), a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
       char* const tile = at.tile + (s % 2 * kSlab / kRowsOfTile + i) * kTileBytes;
       for (int64_t r = 0; r < kRowsOfTile; ++r) {
         char* const place = tile + r * kTileRowBytes;
         if constexpr (std::is_same_v<Pool, fp8>) {
           if (s % 2 != 0) break;  // written with the step before it
           __m512i x[2];
-          load_two_steps(k_rows[key + r] + head + d, dim - d, x);
+          load_two_steps(row(r), dim - d, x);
           _mm512_store_si512(place, x[0]);
           _mm512_store_si512(place + kSlab / kRowsOfTile * kTileBytes, x[1]);
         } else {
-          _mm512_store_si512(place, Over::load(advance(k_rows[key + r] + head, d), dim - d));
+          _mm512_store_si512(place, Over::load(row(r), dim - d));
         }
       }
       return {tile, kTileRowBytes};
@@ -212,16 +226,23 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
       x[i] = reinterpret_cast<__m512i>(scores_from<kParts>(at.scores + (key + i) * kQueryBytes, kTileRowBytes));
     transpose(x);
     for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + r * kScoreRow + key * 4, x[r]);
-    ahead.fetch(with_softmax);
+    ahead.fetch(with_turning);
   }
-  float tops[kRowsOfTile], totals[kRowsOfTile] = {}, key_scales[kScaleFloats];
+}
+
+// Weights of the rows, whose scores are in at.turned, with their tops and sums.
+void weigh_block(const AttentionArgs& a, const Block& block, const float* factors, const DirectScratch& at, Ahead& ahead,
+                 int64_t lines, float* tops, float* totals) {
+  const int64_t rows = block.rows(), all = rows * block.count, base = block.base, padded = block.padded;
+  const int64_t with_softmax = lines / 4 / (padded / kRowsOfTile + all) + 1;
+  float key_scales[kScaleFloats];
   ChunkScales of_chunks;
   const ChunkScales* scales = nullptr;
   const auto with_row = [&](int64_t r, const auto& use) {
-    const Rows& head = heads[r / rows];
-    if (r % rows == 0) scales = of_chunks.take(gather_scales(a, head, base, begin, end, key_scales));
+    const Rows& head = block.heads[r / rows];
+    if (r % rows == 0) scales = of_chunks.take(gather_scales(a, head, base, block.begin, block.end, key_scales));
     int64_t first, last;
-    visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
+    visible_keys(a, position(a, head, head.row_begin + r % rows), block.begin, block.end, &first, &last);
     const auto of_chunk = [&](int64_t c) -> ChunkScores {
       const char* const at_chunk = at.turned + r * kScoreRow + c * kStep * 4;
       const __m512 x = _mm512_loadu_ps(at_chunk), y = _mm512_loadu_ps(at_chunk + 64);
@@ -232,7 +253,7 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
   };
   forget_invalid();
   for (int64_t r = 0; r < kRowsOfTile; ++r) {
-    tops[r] = -__builtin_inff();
+    tops[r] = -__builtin_inff(), totals[r] = 0;
     if (r >= all) {
       std::memset(at.weights + r * kWeightRow, 0, padded * sizeof(bf16));
       continue;
@@ -252,17 +273,25 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
       with_row(r, [&](const auto& row, const auto& place) {
         if (row.first < row.last) again(row, padded / kStep, place, tops[r], totals[r]);
       });
+}
 
+// Adds the values by at.weights; of the products a head's own rows are taken.
+template <typename Pool>
+void add_block_values(const AttentionArgs& a, const Block& block, const char* const* v_rows, const DirectScratch& at,
+                      Ahead& ahead, int64_t lines, const float* tops, const float* totals) {
+  const auto [heads, count, begin, end, split, base, padded] = block;
+  const int64_t rows = block.rows(), dim = a.head_dim;
+  const int64_t with_values = lines / 2 / (padded / 4 * count * ((dim + 63) / 64)) + 1;
   for (int64_t h = 0; h < count; ++h) {
     const int64_t shift = heads[h].kv_head * a.v.head_stride;
     for (int64_t d = 0; d < dim; d += 64) {
       for_tiles<4>([](auto i) { tile_zero<i.value>(); });
       char* tile = at.tile;
       for (int64_t step = 0; step < padded; step += kStep) {
-        const int64_t first = base + step;
+        const int64_t low = begin - base - step, high = end - base - step;
         const auto interleave = [&](auto whole) {
-          interleave_values<whole.value>(v_rows + step, shift, d, dim, begin - first, end - first, tile,
-                                         [&] { ahead.fetch(with_values); });
+          interleave_values<whole.value, Pool>(
+              v_rows + step, shift, d, dim, low, high, tile, [&] { ahead.fetch(with_values); });
         };
         dim - d >= 64 ? interleave(std::true_type()) : interleave(std::false_type());
         tile_load<4>(at.weights + step * 2, kWeightRow);
@@ -284,32 +313,14 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
   }
 }
 
-template <typename Pool>
-void direct_block(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
-  const auto [heads, count, begin, end, split] = work;
-  const int64_t base = begin / kStep * kStep, padded = round_up(end - base, kStep);
-  const DirectScratch at(a, scratch);
-  Ahead ahead;
-  ahead.add<Pool>(a, a.v, a.v_scales, work);
-  if (next != nullptr) ahead.add<Pool>(a, a.k, a.k_scales, *next);
-
-  const Pool *k_rows[kKeyBlock], *v_rows[kKeyBlock];  // of KV head 0; keys that are not seen have a neighbour's
+// Where K or V of the keys of a block lie, of KV head 0; keys that are not seen have a neighbour's.
+void find_rows(const AttentionArgs& a, const PagedTensor& pool, const Block& block, const char** found) {
   int64_t offsets[kKeyBlock];
-  const auto find_rows = [&](const PagedTensor& pool, const Pool** found) {
-    key_offsets(a, pool, heads[0].pages, begin, end, offsets);
-    for (int64_t i = 0; i < padded; ++i)
-      found[i] = static_cast<const Pool*>(pool.data) + offsets[larger(smaller(base + i, end - 1) - begin, 0)];
-  };
-  find_rows(a.k, k_rows);
-  find_rows(a.v, v_rows);
-
-  configure_tiles();
-  const int64_t at_once = kRowsOfTile / num_rows(heads[0]);
-  for (int64_t h = 0; h < count; h += at_once) {
-    const DirectWork part{heads + h, smaller(at_once, count - h), begin, end, split};
-    direct_heads(a, part, k_rows, v_rows, base, padded, at, ahead, ahead.lines() * part.count / count);
+  key_offsets(a, pool, block.heads[0].pages, block.begin, block.end, offsets);
+  for (int64_t i = 0; i < block.padded; ++i) {
+    const int64_t key = larger(smaller(block.base + i, block.end - 1) - block.begin, 0);
+    found[i] = static_cast<const char*>(pool.data) + offsets[key] * pool.element_bytes;
   }
-  release_tiles();
 }
 
 }  // namespace
@@ -319,7 +330,33 @@ namespace KVFORGE_ISA {
 int64_t tiles_direct_scratch_bytes(const AttentionArgs& a) { return DirectScratch(a, nullptr).bytes; }
 
 void tiles_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
-  with_pool(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, next, scratch); });
+  const int64_t base = work.begin / kStep * kStep;
+  const Block all{work.heads, work.count, work.begin, work.end, work.split, base, round_up(work.end - base, kStep)};
+  const DirectScratch at(a, scratch);
+  Ahead ahead;
+  ahead.add(a, a.v, a.v_scales, work);
+  if (next != nullptr) ahead.add(a, a.k, a.k_scales, *next);
+  const char *k_rows[kKeyBlock], *v_rows[kKeyBlock];
+  find_rows(a, a.k, all, k_rows);
+  find_rows(a, a.v, all, v_rows);
+
+  configure_tiles();
+  const int64_t at_once = kRowsOfTile / all.rows();
+  for (int64_t h = 0; h < work.count; h += at_once) {
+    Block some = all;
+    some.heads += h, some.count = smaller(at_once, work.count - h);
+    const int64_t lines = ahead.lines() * some.count / work.count;
+    float factors[kRowsOfTile], tops[kRowsOfTile], totals[kRowsOfTile];
+    with_pool(a.k, [&](auto pool) {
+      take_queries<decltype(pool)>(a, some, at, factors);
+      score_block<decltype(pool)>(a, some, k_rows, at, ahead, lines);
+    });
+    weigh_block(a, some, factors, at, ahead, lines, tops, totals);
+    with_pool(a.v, [&](auto pool) {
+      add_block_values<decltype(pool)>(a, some, v_rows, at, ahead, lines, tops, totals);
+    });
+  }
+  release_tiles();
 }
 
 }  // namespace KVFORGE_ISA

@@ -10,14 +10,14 @@ constexpr int64_t kStrip = 16;     // rows of a tile that are worked on at once
 constexpr int64_t kSlab = 32;       // direct() works on whole ones, of keys
 constexpr int64_t kValueSlab = 64;  // keys whose values are weighed at once there
 
-// Calls body(Pool{}) with a value of the pools' type.
+// Calls body(Pool{}) with a value of the pool's type.
 template <typename Body>
-inline auto with_integers(const AttentionArgs& a, const Body& body) {
-  return a.pool == Dtype::int4 ? body(int4{}) : body(int8_t{});
+inline auto with_integers(const PagedTensor& pool, const Body& body) {
+  return pool.type == Dtype::int4 ? body(int4{}) : body(int8_t{});
 }
 
 int64_t value_vectors(const AttentionArgs& a) {
-  return with_integers(a, [&](auto pool) { return value_vectors<decltype(pool)>(a.head_dim); });
+  return with_integers(a.v, [&](auto pool) { return value_vectors<decltype(pool)>(a.head_dim); });
 }
 
 // Where the first bytes of keys lie in a pool, of KV head 0: those of keys [begin, end) from `base` on; the others have
@@ -45,14 +45,14 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
   const Places keys(a, a.k, rows.pages, begin, kKeyBlock, first, last);
   const Places values(a, a.v, rows.pages, begin, kKeyBlock, first, last);
   const int64_t k_head = rows.kv_head * a.k.head_stride, v_head = rows.kv_head * a.v.head_stride;
-  with_integers(a, [&](auto pool) {
-    using Pool = decltype(pool);
-    const int64_t bytes = bytes_of<Pool>(a.head_dim), vectors = value_vectors<Pool>(a.head_dim);
-    char* out = packed;
-    for (int64_t i = 0; i < kKeyBlock; i += 16, out += column_bytes(a))
-      pack_keys<Pool>(keys.of + i, k_head, bytes, out);
-    for (int64_t i = 0; i < kKeyBlock; i += 4, out += vectors * 64)
-      pack_values<Pool>(values.of + i, v_head, bytes, out);
+  with_integers(a.k, [&](auto pool) {
+    for (int64_t i = 0; i < kKeyBlock; i += 16)
+      pack_keys<decltype(pool)>(keys.of + i, k_head, a.k.head_bytes, packed + i / 16 * column_bytes(a));
+  });
+  with_integers(a.v, [&](auto pool) {
+    char* out = packed + packed_k_bytes(a);
+    for (int64_t i = 0; i < kKeyBlock; i += 4, out += value_vectors<decltype(pool)>(a.head_dim) * 64)
+      pack_values<decltype(pool)>(values.of + i, v_head, a.v.head_bytes, out);
   });
 }
 
@@ -74,18 +74,25 @@ struct RowScratch {
   }
 
   // The sums of row `r` over a block, as float32 in the order of the dimensions.
-  template <typename Pool>
-  const float* ordered(int64_t r, const Weights& weights_of_row) const {
-    // Weights that are not finite have any sum, which must not overflow an int.
-    const int64_t shift = kShift<Pool> * static_cast<int64_t>(weights_of_row.sum);
-    order_sums<Pool>(sums + r * vectors * 16, vectors, static_cast<int32_t>(shift), weights_of_row.unit, fresh);
+  const float* ordered(const AttentionArgs& a, int64_t r, const Weights& weights_of_row) const {
+    with_integers(a.v, [&](auto pool) {
+      // Weights that are not finite have any sum, which must not overflow an int.
+      const int64_t shift = kShift<decltype(pool)> * static_cast<int64_t>(weights_of_row.sum);
+      order_sums<decltype(pool)>(
+          sums + r * vectors * 16, vectors, static_cast<int32_t>(shift), weights_of_row.unit, fresh);
+    });
     return fresh;
   }
 };
 
-template <typename Pool>
-void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
-             float* partial) {
+// The split query of a row.
+Query take_query(const AttentionArgs& a, const Rows& rows, int64_t row, char* out) {
+  const bf16* const q = static_cast<const bf16*>(a.q) + query_offset(a, rows, row);
+  return with_integers(a.k, [&](auto pool) { return split_query<decltype(pool)>(a, q, out); });
+}
+
+void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
+          float* partial) {
   const int64_t count = num_rows(rows), dim = a.head_dim, columns = dim / 4, q_stride = query_bytes(dim);
   const RowScratch at(a, kStrip, scratch);
   float* const acc = reinterpret_cast<float*>(at.end);
@@ -94,8 +101,7 @@ void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t en
   RowSums sums[kTileRows];
   Query queries[kTileRows];
   for (int64_t r = 0; r < count; ++r) {
-    const bf16* from = static_cast<const bf16*>(a.q) + query_offset(a, rows, rows.row_begin + r);
-    queries[r] = split_query<Pool>(a, from, q + r * q_stride);
+    queries[r] = take_query(a, rows, rows.row_begin + r, q + r * q_stride);
     sums[r].sums = acc + r * dim;
   }
   std::memset(acc, 0, count * dim * sizeof(float));
@@ -139,16 +145,11 @@ void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t en
             width / 4, at.vectors, at.weights + r * kWeightBytes, at.sums + r * at.vectors * 16, at.vectors * 16);
       });
       for (int64_t r = 0; r < num; ++r)
-        add_block(sums[strip + r], at.ordered<Pool>(r, weights[r]), weights[r].top, weights[r].total, dim);
+        add_block(sums[strip + r], at.ordered(a, r, weights[r]), weights[r].top, weights[r].total, dim);
     }
   }
   for (int64_t r = 0; r < count; ++r)
     finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
-}
-
-void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
-          float* partial) {
-  with_integers(a, [&](auto pool) { tile_of<decltype(pool)>(a, rows, begin, end, packed, scratch, partial); });
 }
 
 // Of direct(): the split queries of the rows of a head.
@@ -167,72 +168,84 @@ struct DirectScratch {
   }
 };
 
+// Scores of the rows of a head over the keys at `places`, those of 16 keys at a time; `after` is called after each.
+template <typename Pool, typename After>
+void score_head(const AttentionArgs& a, const Rows& head, const Places& keys, int64_t padded, const DirectScratch& at,
+                const After& after) {
+  const int64_t q_stride = query_bytes(a.head_dim), shift = head.kv_head * a.k.head_stride;
+  for (int64_t key = 0; key < padded; key += 16) {
+    // Columns are multiplied as they come: packing and products use other parts of the CPU.
+    in_groups(num_rows(head), [&](int64_t r, auto group) {
+      score_keys<group.value>(
+          [&](const auto& use) __attribute__((always_inline)) {
+            take_columns<Pool>(keys.of + key, shift, a.k.head_bytes, use);
+          },
+          at.q + r * q_stride, q_stride, at.queries + r, at.rows.scores + r * kKeyBlock + key);
+    });
+    after();
+  }
+}
+
+// Sums of the values at `places` by the rows' weights, kValueSlab at a time; after(keys) is called after each.
+template <typename Pool, typename After>
+void weigh_head(const AttentionArgs& a, const Rows& head, const Places& values, int64_t padded, const DirectScratch& at,
+                const After& after) {
+  const int64_t vectors = at.rows.vectors, shift = head.kv_head * a.v.head_stride;
+  for (int64_t slab = 0; slab < padded; slab += kValueSlab) {
+    const int64_t num = smaller(kValueSlab, padded - slab);
+    in_groups(num_rows(head), [&](int64_t r, auto group) {
+      add_all_values<group.value>(
+          [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
+            const int64_t b = vector / 2 * kTaken<Pool>;
+            take_values<Pool>(values.of + slab + 4 * g, shift + b, a.v.head_bytes - b, x);
+          },
+          num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab, at.rows.sums + r * vectors * 16,
+          vectors * 16);
+    });
+    after(num);
+  }
+}
+
 // Rows of one KV head over keys [begin, end), which lie in the block from `base` on.
-template <typename Pool>
 void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& head, const Places& keys,
                  const Places& values, int64_t base, const DirectScratch& at, Ahead& ahead, int64_t lines) {
   const int64_t rows = num_rows(head), dim = a.head_dim, q_stride = query_bytes(dim);
-  const int64_t padded = round_up(work.end - base, kSlab), bytes = bytes_of<Pool>(dim);
-  const int64_t k_head = head.kv_head * a.k.head_stride, v_head = head.kv_head * a.v.head_stride;
-  const int64_t vectors = at.rows.vectors;
+  const int64_t padded = round_up(work.end - base, kSlab);
   const int64_t lines_of_16 = lines / (2 * padded / 16) + 1;
 
-  for (int64_t r = 0; r < rows; ++r)
-    at.queries[r] = split_query<Pool>(
-        a, static_cast<const bf16*>(a.q) + query_offset(a, head, head.row_begin + r), at.q + r * q_stride);
-  for (int64_t key = 0; key < padded; key += 16) {
-    // Columns are multiplied as they come: packing and products use other parts of the CPU.
-    in_groups(rows, [&](int64_t r, auto group) {
-      score_keys<group.value>(
-          [&](const auto& use) __attribute__((always_inline)) { take_columns<Pool>(keys.of + key, k_head, bytes, use); },
-          at.q + r * q_stride, q_stride, at.queries + r, at.rows.scores + r * kKeyBlock + key);
-    });
-    ahead.fetch(lines_of_16);
-  }
+  for (int64_t r = 0; r < rows; ++r) at.queries[r] = take_query(a, head, head.row_begin + r, at.q + r * q_stride);
+  with_integers(a.k, [&](auto pool) {
+    score_head<decltype(pool)>(a, head, keys, padded, at, [&] { ahead.fetch(lines_of_16); });
+  });
   float key_scales[kScaleFloats];
   const BlockScales scales = gather_scales(a, head, base, work.begin, work.end, key_scales);
   for (int64_t r = 0; r < rows; ++r)
     at.weights[r] =
         split_weights(a, position(a, head, head.row_begin + r), work.begin, work.end, base, padded, at.queries[r].factor,
                       scales, at.rows.scores + r * kKeyBlock, at.rows.weights + r * kWeightBytes);
-  std::memset(at.rows.sums, 0, rows * vectors * 64);
-  for (int64_t slab = 0; slab < padded; slab += kValueSlab) {
-    const int64_t num = smaller(kValueSlab, padded - slab);
-    in_groups(rows, [&](int64_t r, auto group) {
-      add_all_values<group.value>(
-          [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
-            const int64_t b = vector / 2 * kTaken<Pool>;
-            take_values<Pool>(values.of + slab + 4 * g, v_head + b, bytes - b, x);
-          },
-          num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab, at.rows.sums + r * vectors * 16,
-          vectors * 16);
-    });
-    ahead.fetch(lines_of_16 * (num / 16));
-  }
+  std::memset(at.rows.sums, 0, rows * at.rows.vectors * 64);
+  with_integers(a.v, [&](auto pool) {
+    weigh_head<decltype(pool)>(a, head, values, padded, at, [&](int64_t num) { ahead.fetch(lines_of_16 * (num / 16)); });
+  });
   float* const partial = head.partial == nullptr ? nullptr : head.partial + work.split * rows * (dim + 2);
   for (int64_t r = 0; r < rows; ++r)
-    finish_row(a, head, head.row_begin + r, at.rows.template ordered<Pool>(r, at.weights[r]), at.weights[r].top,
+    finish_row(a, head, head.row_begin + r, at.rows.ordered(a, r, at.weights[r]), at.weights[r].top,
                at.weights[r].total, partial);
 }
 
-template <typename Pool>
-void direct_block(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
+void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
   const int64_t base = work.begin / kSlab * kSlab, padded = round_up(work.end - base, kSlab);
   const DirectScratch at(a, num_rows(work.heads[0]), scratch);
   // All of the next piece: this one's first head already needs lines of all its keys.
   Ahead ahead;
   if (next != nullptr) {
-    ahead.add<Pool>(a, a.k, a.k_scales, *next);
-    ahead.add<Pool>(a, a.v, a.v_scales, *next);
+    ahead.add(a, a.k, a.k_scales, *next);
+    ahead.add(a, a.v, a.v_scales, *next);
   }
   const Places keys(a, a.k, work.heads[0].pages, base, padded, work.begin, work.end);
   const Places values(a, a.v, work.heads[0].pages, base, padded, work.begin, work.end);
-  for (int64_t h = 0; h < work.count; ++h) 
-    direct_head<Pool>(a, work, work.heads[h], keys, values, base, at, ahead, ahead.lines() / work.count);
-}
-
-void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
-  with_integers(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, next, scratch); });
+  for (int64_t h = 0; h < work.count; ++h)
+    direct_head(a, work, work.heads[h], keys, values, base, at, ahead, ahead.lines() / work.count);
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {

@@ -33,7 +33,8 @@ def reference(
     multiplies the scores. Result: [T, heads, head_dim] in q.dtype, contiguous, softmax and sums in float32.
     The value of an 8-bit element is the stored number times k_scales[page, offset, head] (float32, [pages,
     page_size, kv_heads]), or times the float k_scale where there are none; likewise V. Pools of int4 have scales and
-    hold heads rotated by plugins.kv_rotation: q is rotated and rounded to its dtype, and the result rotated back.
+    hold heads rotated by plugins.kv_rotation: with such a k_pool q is rotated and rounded to its dtype, with such a
+    v_pool the result is rotated back. K and V have one dtype, or one is of int8 and the other of int4.
     sinks: float32 [heads]; a query's weights sum to less than 1 by that of one more score, its head's sink, which no
     value goes with: sums of exp(score) have exp(sink) added.
     A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
@@ -41,9 +42,8 @@ def reference(
     """
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = q.shape[1] // num_kv_heads
-    rotated = k_pool.dtype == INT4
     out = torch.empty(q.shape, dtype=q.dtype)
-    q = rotate_blocks(q).to(q.dtype) if rotated else q
+    q = rotate_blocks(q).to(q.dtype) if k_pool.dtype == INT4 else q
     starts = query_start.tolist()
     for s, length in enumerate(kv_length.tolist()):
         begin, end = starts[s], starts[s + 1]
@@ -64,7 +64,7 @@ def reference(
             score = torch.cat((score, sinks[:, None, None].expand(-1, end - begin, 1)), dim=-1)
         weight = score.softmax(dim=-1)[..., : len(key)]
         attended = torch.einsum("hqk,khd->qhd", weight, v)
-        out[begin:end] = (rotate_blocks(attended) if rotated else attended).to(q.dtype)
+        out[begin:end] = (rotate_blocks(attended) if v_pool.dtype == INT4 else attended).to(q.dtype)
     return out
 
 

@@ -10,6 +10,7 @@ from plugins.cases import (
     ALL_FORMATS,
     DTYPES,
     HEAD_DIMS,
+    MIXED_FORMATS,
     PAGE_SIZES,
     SMALL_HEAD_DIMS,
     CacheFormat,
@@ -26,13 +27,16 @@ def random_case(
     small: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
     formats: Sequence[CacheFormat] = ALL_FORMATS,
+    mixed: bool = False,
     not_finite: bool = False,
 ) -> tuple:
-    """Arguments of `rope_paged_kv_write`; slots are distinct, some negative, k and v may be strided views."""
+    """Arguments of `rope_paged_kv_write`; slots are distinct, some negative, k and v may be strided views. With `mixed`
+    K and V of some have formats of their own."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     kv_heads = rng.randint(1, 3 if small else 8)
     head_dim, page_size = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS), rng.choice(PAGE_SIZES)
     tokens = rng.choice((0, 1, rng.randint(2, 20 if small else 40), rng.randint(2, 20 if small else 300)))
+    formats = (*formats, *MIXED_FORMATS) if mixed else formats
     cache = formats[seed % len(formats)]
     source, target = rng.choice(dtypes), rng.choice(dtypes)
     if rng.random() < 0.5:
@@ -49,7 +53,7 @@ def random_case(
     slots = torch.randperm(pages * page_size, generator=gen)[:tokens]
     slots[torch.rand(tokens, generator=gen) < rng.choice((0.0, 0.3))] = -rng.randint(1, 9)
     shape = (pages, page_size, kv_heads, head_dim)
-    pools = paged_pools(shape, cache.dtype or target, cache.dynamic)
+    pools = paged_pools(shape, cache, target)
     return k, v, angle.cos(), angle.sin(), slots.int(), *pools, *static_scales(rng, cache)
 
 

@@ -44,7 +44,7 @@ at::Tensor source(const char* name, const at::Tensor& t, const at::Tensor& k, co
 KvSource source_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
 
 KvTarget target_of(const at::Tensor& pool, const std::optional<at::Tensor>& scales, double scale) {
-  KvTarget target{pool.mutable_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), nullptr, 0, 0, 0,
+  KvTarget target{pool.mutable_data_ptr(), dtype(pool), pool.stride(0), pool.stride(1), pool.stride(2), nullptr, 0, 0, 0,
                   static_cast<float>(scale)};
   if (scales.has_value()) {
     target.scales = scales->mutable_data_ptr<float>();
@@ -63,7 +63,7 @@ void rope_paged_kv_write(
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
     double v_scale) {
   check_pools(kOp, k_pool, v_pool, true);
-  check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
+  check_scales(kOp, narrower(k_pool, v_pool), k_scales, v_scales, k_scale, v_scale);
   const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = head_dim_of(k_pool);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);
   const at::Tensor k = source("k", k_in, k_in, k_pool);
@@ -89,7 +89,6 @@ void rope_paged_kv_write(
       .slot_mapping = slots,
       .k_pool = target_of(k_pool, k_scales, k_scale),
       .v_pool = target_of(v_pool, v_scales, v_scale),
-      .pool = dtype(k_pool),
       .page_size = page_size,
       .kv_heads = kv_heads,
       .head_dim = head_dim,

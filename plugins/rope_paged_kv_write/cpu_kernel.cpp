@@ -39,44 +39,47 @@ void put(const KvTarget& pool, int64_t page, int64_t slot, int64_t head, const f
   quantize(x, scale, out, count);
 }
 
-template <typename Source, typename Target>
-void write(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
-  const int64_t half = a.head_dim / 2;
+// Writes what take(x, token, out) makes of each vector x of the tokens.
+template <typename Source, typename Target, typename Take>
+void write(const KvWrite& a, const KvSource& source, const KvTarget& pool, int64_t begin, int64_t end, float* scratch,
+           const Take& take) {
   for (int64_t t = begin; t < end; ++t) {
     if (a.slot_mapping[t] < 0) continue;
     const int64_t page = a.slot_mapping[t] / a.page_size, slot = a.slot_mapping[t] % a.page_size;
-    const float *cos = a.cos + t * half, *sin = a.sin + t * half;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      const Source* k = static_cast<const Source*>(a.k.data) + t * a.k.token_stride + h * a.k.head_stride;
-      const Source* v = static_cast<const Source*>(a.v.data) + t * a.v.token_stride + h * a.v.head_stride;
+      const Source* x = static_cast<const Source*>(source.data) + t * source.token_stride + h * source.head_stride;
       if constexpr (sizeof(Target) == 1) {
-        rotate(k, cos, sin, scratch, half);
+        take(x, t, scratch);
         if constexpr (std::is_same_v<Target, int4>) rotate_blocks(scratch, a.head_dim);
-        put<Target>(a.k_pool, page, slot, h, scratch, a.head_dim);
-        cast(v, scratch, a.head_dim);
-        if constexpr (std::is_same_v<Target, int4>) rotate_blocks(scratch, a.head_dim);
-        put<Target>(a.v_pool, page, slot, h, scratch, a.head_dim);
+        put<Target>(pool, page, slot, h, scratch, a.head_dim);
       } else {
-        const auto out = [&](const KvTarget& pool) {
-          return static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +
-              h * pool.head_stride;
-        };
-        rotate(k, cos, sin, out(a.k_pool), half);
-        cast(v, out(a.v_pool), a.head_dim);
+        take(x, t, static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +
+                       h * pool.head_stride);
       }
     }
   }
 }
 
+template <typename Source, typename Take>
+void write_to(const KvWrite& a, const KvSource& source, const KvTarget& pool, int64_t begin, int64_t end, float* scratch,
+              const Take& take) {
+  switch (pool.type) {
+    case Dtype::float32: return write<Source, float>(a, source, pool, begin, end, scratch, take);
+    case Dtype::bfloat16: return write<Source, bf16>(a, source, pool, begin, end, scratch, take);
+    case Dtype::fp8: return write<Source, fp8>(a, source, pool, begin, end, scratch, take);
+    case Dtype::int8: return write<Source, int8_t>(a, source, pool, begin, end, scratch, take);
+    case Dtype::int4: return write<Source, int4>(a, source, pool, begin, end, scratch, take);
+  }
+}
+
 template <typename Source>
 void write_from(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
-  switch (a.pool) {
-    case Dtype::float32: return write<Source, float>(a, begin, end, scratch);
-    case Dtype::bfloat16: return write<Source, bf16>(a, begin, end, scratch);
-    case Dtype::fp8: return write<Source, fp8>(a, begin, end, scratch);
-    case Dtype::int8: return write<Source, int8_t>(a, begin, end, scratch);
-    case Dtype::int4: return write<Source, int4>(a, begin, end, scratch);
-  }
+  const int64_t half = a.head_dim / 2;
+  write_to<Source>(a, a.k, a.k_pool, begin, end, scratch, [&](const Source* x, int64_t t, auto* out) {
+    rotate(x, a.cos + t * half, a.sin + t * half, out, half);
+  });
+  write_to<Source>(a, a.v, a.v_pool, begin, end, scratch,
+                   [&](const Source* x, int64_t, auto* out) { cast(x, out, a.head_dim); });
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct KvSource {  // [T, kv_heads, head_dim], strides in elements
 
 struct KvTarget {
   void* data;  // [pages, page_size, kv_heads, head_dim], strides in elements
+  Dtype type;
   int64_t page_stride, slot_stride, head_stride;
   float* scales;  // [pages, page_size, kv_heads], or null
   int64_t scales_page_stride, scales_slot_stride, scales_head_stride;
@@ -27,7 +28,6 @@ struct KvWrite {
   const float* sin;
   const int32_t* slot_mapping;  // [T], checked against the pools
   KvTarget k_pool, v_pool;
-  Dtype pool;
   int64_t page_size, kv_heads, head_dim;
 };
 

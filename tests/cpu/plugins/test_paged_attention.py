@@ -5,8 +5,8 @@ import torch
 from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
-from plugins.cases import ALL_FORMATS, CacheFormat
-from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize, stored_dim
+from plugins.cases import ALL_FORMATS, K8V4, MIXED_FORMATS, CacheFormat
+from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_blocks
 from plugins.paged_attention.cases import random_case as paged_attention_case
 from tests.support.operators.cases import difference
@@ -27,18 +27,22 @@ KINDS = {
     "bfloat16 on static e4m3": (torch.bfloat16, CacheFormat(E4M3)),
     "float32 on int4": (torch.float32, CacheFormat(INT4, dynamic=True)),
     "bfloat16 on int4": (torch.bfloat16, CacheFormat(INT4, dynamic=True)),
+    "float32 on int8 keys, int4 values": (torch.float32, K8V4),
+    "bfloat16 on int8 keys, int4 values": (torch.bfloat16, K8V4),
 }
 each_kind = pytest.mark.parametrize(("dtype", "cache"), KINDS.values(), ids=KINDS)
 
 
-def cached(keys: torch.Tensor, cache: CacheFormat) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-    """What a pool holds of these float32 vectors, their scales, and the scale of all."""
-    if cache.dtype not in LARGEST:
-        return keys.to(cache.dtype), None, 1.0
-    if not cache.dynamic:
-        return quantize(keys, 0.01, cache.dtype), None, 0.01
-    scales = dynamic_scale(keys, cache.dtype)
-    return quantize(keys, scales[..., None], cache.dtype), scales, 1.0
+def cached(vectors: torch.Tensor, cache: CacheFormat) -> tuple[list[torch.Tensor], list[torch.Tensor | None], float]:
+    """What pools hold of these float32 vectors `[2, ...]` of K and V, their scales, and the scale of all."""
+    pools, scales = [], []
+    for x, dtype in zip(vectors, cache.pair(torch.float32), strict=True):
+        scales.append(dynamic_scale(x, dtype) if cache.dynamic else None)
+        if dtype not in LARGEST:
+            pools.append(x.to(dtype))
+        else:
+            pools.append(quantize(x, 0.01 if scales[-1] is None else scales[-1][..., None], dtype))
+    return pools, scales, 0.01 if cache.dtype in LARGEST and not cache.dynamic else 1.0
 
 
 def tolerance(q: torch.Tensor) -> float:
@@ -61,11 +65,10 @@ def test_huge_scores_pick_their_keys(dtype, cache, queries, size, isas, monkeypa
     """Scores far beyond what their differences resolve: all weight is on the largest, and nothing becomes NaN."""
     torch.manual_seed(0)
     keys, head_dim = 100, 64
-    k, k_scales, scale = cached(torch.randn(8, 16, 1, head_dim), cache)
-    v, v_scales, _ = cached(torch.randn(8, 16, 1, head_dim), cache)
+    pools, scales, scale = cached(torch.randn(2, 8, 16, 1, head_dim), cache)
     q = (torch.randn(queries, 4, head_dim) * size).to(dtype)
     rest = (torch.tensor([0, queries]).int(), torch.tensor([keys]).int(), torch.arange(8).int()[None], 0.125, 0)
-    args = (q, k, v, *rest, k_scales, v_scales, scale, scale)
+    args = (q, *pools, *rest, *scales, scale, scale)
     want = REFERENCE(*args)
     for isa in isas:
         monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
@@ -78,13 +81,12 @@ def test_long_keys_are_split_and_merged(dtype, cache, window, isas, monkeypatch)
     """Several splits in both kinds of work: one query, and a short chunk after a long past."""
     torch.manual_seed(0)
     page_size, kv_heads, head_dim = 32, 2, 64
-    pool, scales, scale = cached(torch.randn(2, 160, page_size, kv_heads, head_dim), cache)
+    pools, scales, scale = cached(torch.randn(2, 160, page_size, kv_heads, head_dim), cache)
     page_table = torch.randperm(160).view(2, 80).int()
     lengths = torch.tensor([2500, 2431]).int()
     query_start = torch.tensor([0, 1, 61]).int()
     q = torch.randn(61, 2 * kv_heads, head_dim).to(dtype)
-    rest = (None, None, scale, scale) if scales is None else (scales[0], scales[1])
-    args = (q, pool[0], pool[1], query_start, lengths, page_table, 0.25, window, *rest)
+    args = (q, *pools, query_start, lengths, page_table, 0.25, window, *scales, scale, scale)
     want = REFERENCE(*args)
     for isa in isas:
         monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
@@ -114,7 +116,7 @@ def one_sequence(args: tuple, s: int) -> tuple:
 def test_sinks_are_those_of_the_reference(block, isas, monkeypatch, seeds):
     """In every kind of work and every format, with sinks that are as good as none and sinks that take all weight."""
     for seed in (4 * each + block for each in seeds(12, 40)):
-        args = paged_attention_case(seed, sinks=True)
+        args = paged_attention_case(seed, sinks=True, mixed=True)
         want = [REFERENCE(*args)]
         for isa in isas:
             monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
@@ -180,20 +182,18 @@ def test_physical_pages_and_page_size_change_no_bit(dtype, cache, isas, monkeypa
             results = []
             for page_size in (1, 16, 16, 100):
                 pages = -(-length // page_size)
-                shape = (2, pages + 3, page_size, kv_heads)
-                pool = torch.full((*shape, stored_dim(head_dim, cache.dtype)), float("nan")).to(cache.dtype)
-                scales = torch.full(shape, float("nan"))
+                shape = (pages + 3, page_size, kv_heads)
+                pools = [torch.full((*shape, x.shape[-1]), float("nan")).to(x.dtype) for x in keys]
+                scales = [None if x is None else torch.full(shape, float("nan")) for x in key_scales]
                 page_table = torch.randperm(pages + 3)[:pages].int()
                 key = torch.arange(length)
                 place = page_table[key // page_size].long(), key % page_size
-                for i in range(2):
-                    pool[i][place] = keys[i]
-                    if key_scales is not None:
-                        scales[i][place] = key_scales[i]
-                rest = (None, None) if key_scales is None else (scales[0], scales[1])
+                for target, source in zip((*pools, *scales), (*keys, *key_scales), strict=True):
+                    if target is not None:
+                        target[place] = source
                 start, kv_length = torch.tensor([0, queries]).int(), torch.tensor([length]).int()
                 table = (start, kv_length, page_table[None])
-                results.append(attend(q, pool[0], pool[1], *table, 0.1, window, *rest, scale, scale))
+                results.append(attend(q, *pools, *table, 0.1, window, *scales, scale, scale))
             assert results[0].isfinite().all()
             assert all(torch.equal(results[0], result) for result in results[1:]), (queries, isa)
 
@@ -279,18 +279,17 @@ def test_a_key_has_the_scale_of_its_own_head(kv_heads, isas, monkeypatch):
 @pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 0), (64, 301), (37, 50)])
 def test_chunks_change_no_bit(dtype, cache, head_dim, window, isas, monkeypatch):
     """A few queries at once are not packed, and short chunks split their keys: a row is summed in one order."""
-    if cache.dtype == INT4 and head_dim % 2:
+    if INT4 in cache.pair(dtype) and head_dim % 2:
         return
     torch.manual_seed(6)
     length, page_size, kv_heads, group = 700, 16, 2, 4
-    pool, scales, scale = cached(torch.randn(2, 44, page_size, kv_heads, head_dim), cache)
+    pools, scales, scale = cached(torch.randn(2, 44, page_size, kv_heads, head_dim), cache)
     page_table = torch.randperm(44)[None].int()
     q = torch.randn(length, kv_heads * group, head_dim).to(dtype)
-    rest = (None, None, scale, scale) if scales is None else (scales[0], scales[1], 1.0, 1.0)
 
     def run(begin: int, end: int) -> torch.Tensor:
         start, kv_length = torch.tensor([0, end - begin]).int(), torch.tensor([end]).int()
-        return attend(q[begin:end], pool[0], pool[1], start, kv_length, page_table, 0.125, window, *rest)
+        return attend(q[begin:end], *pools, start, kv_length, page_table, 0.125, window, *scales, scale, scale)
 
     for isa in isas:
         monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
@@ -398,6 +397,8 @@ def test_refuses_scales_of_float_pools():
     [
         ("k_scales", None),
         ("v_pool", torch.zeros(4, 16, 2, 64, dtype=torch.uint8)),
+        ("v_pool", torch.zeros(4, 16, 2, 32, dtype=torch.int8)),
+        ("v_pool", torch.zeros(4, 16, 2, 64).to(E4M3)),
         ("q", torch.randn(3, 4, 32)),
         ("k_scale", 0.5),
     ],
@@ -409,6 +410,14 @@ def test_refuses_wrong_4_bit_pools_by_name(name, value):
     both = {"v_scales": None} if value is None else {}
     with pytest.raises(RuntimeError, match=rf"paged_attention: {name} "):
         plugins.paged_attention(**(good | {name: value} | both))
+
+
+def test_refuses_int4_beside_int8_without_scales_of_rows():
+    """The pool that needs them may be either of the two."""
+    pools = (torch.zeros(4, 16, 2, 64, dtype=torch.int8), torch.zeros(4, 16, 2, 32, dtype=INT4))
+    for k_pool, v_pool in (pools, pools[::-1]):
+        with pytest.raises(RuntimeError, match="paged_attention: k_scales must be given for pools of uint8"):
+            plugins.paged_attention(**(arguments() | {"k_pool": k_pool, "v_pool": v_pool}))
 
 
 def test_a_nan_query_is_not_hidden(isas, monkeypatch):
@@ -435,9 +444,9 @@ def test_unknown_instruction_set(monkeypatch):
 
 
 def test_opcheck():
-    for kind in range(len(ALL_FORMATS)):
+    for cache in (*ALL_FORMATS, *MIXED_FORMATS):
         # opcheck cannot clone an empty argument, nor a view that begins inside its storage.
-        cases = (paged_attention_case(seed) for seed in range(kind, 60, len(ALL_FORMATS)))
+        cases = (paged_attention_case(seed, formats=(cache,)) for seed in range(60))
         case = next(case for case in cases if case[0].numel() and case[0].is_contiguous())
         # test_schema compares copies of arguments by arithmetic that torch does not have for e4m3.
         checks = [check for check in ALL_TEST_UTILS if case[1].dtype != E4M3 or check != "test_schema"]

@@ -5,7 +5,7 @@ import torch
 from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
-from plugins.cases import ALL_FORMATS
+from plugins.cases import ALL_FORMATS, MIXED_FORMATS
 from plugins.kv_quantization import INT4, LARGEST, quantize, stored_dim
 from plugins.rope_paged_kv_write.cases import random_case as rope_paged_kv_write_case
 
@@ -23,7 +23,7 @@ def copies(args: tuple) -> tuple:
 
 def test_returns_what_it_was_given(isas, monkeypatch):
     for seed in range(10):
-        *tensors, k_scale, v_scale = copies(rope_paged_kv_write_case(seed))
+        *tensors, k_scale, v_scale = copies(rope_paged_kv_write_case(seed, mixed=True))
         result = plugins.rope_paged_kv_write(*tensors, k_scale=k_scale, v_scale=v_scale)
         written = [x for x in tensors[5:] if x is not None]
         assert all(got is given for got, given in zip(result, written, strict=True))
@@ -126,6 +126,7 @@ def arguments() -> dict[str, torch.Tensor]:
         ("v_pool", torch.zeros(2, 5, 2, 8)),
         ("v_pool", torch.zeros(2, 4, 2, 8).bfloat16()),
         ("v_pool", torch.zeros(2, 4, 8, 2).transpose(2, 3)),
+        ("v_pool", torch.zeros(2, 4, 2, 4, dtype=torch.uint8)),
     ],
 )
 def test_refuses_wrong_arguments_by_name_before_writing(name, value):
@@ -181,9 +182,9 @@ def test_refuses_an_odd_head_dim():
 
 def test_opcheck():
     op = torch.ops.kvforge.rope_paged_kv_write.default
-    seeds = [s for s in range(40) if len(rope_paged_kv_write_case(s)[0])]  # opcheck cannot clone an empty argument
-    for kind in range(len(ALL_FORMATS)):
-        case = rope_paged_kv_write_case(next(s for s in seeds if s % len(ALL_FORMATS) == kind))
+    for cache in (*ALL_FORMATS, *MIXED_FORMATS):
+        cases = (rope_paged_kv_write_case(seed, formats=(cache,)) for seed in range(40))
+        case = next(case for case in cases if len(case[0]))  # opcheck cannot clone an empty argument
         # test_schema compares copies of arguments by arithmetic that torch does not have for e4m3.
         checks = [check for check in ALL_TEST_UTILS if case[5].dtype != torch.float8_e4m3fn or check != "test_schema"]
         torch.library.opcheck(op, case, test_utils=checks)

@@ -20,6 +20,7 @@ def test_rows_of_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         "fp8": vectors * 36,
         "int8": vectors * 36,
         "int4": vectors * 20,
+        "k8v4": vectors * 28,
         "kivi2": vectors // 2 * 12 + vectors // 2 * 64,  # a sealed page and an exact one
     }
     assert rows["bfloat16"]["times_as_fast"] == 1 and all(row["ms"] > 0 for row in rows.values())
