@@ -56,16 +56,18 @@ def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tens
     return (weights @ v.float()).to(q.dtype).transpose(0, 1).flatten(1)
 
 
-def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
-    """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a cache of ``kv_dtype``."""
-    if kv_dtype not in LARGEST:
-        return x.to(kv_dtype).to(x.dtype)
-    if kv_dtype == INT4:
+def _cached(x: Tensor, stored: torch.dtype | None, scale: float | None) -> Tensor:
+    """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a pool of ``stored``."""
+    if stored is None:
+        return x
+    if stored not in LARGEST:
+        return x.to(stored).to(x.dtype)
+    if stored == INT4:
         rotated = rotate_blocks(x)
-        scales = dynamic_scale(rotated, kv_dtype)
-        return rotate_blocks(dequantize(quantize(rotated, scales[..., None], kv_dtype), scales)).to(x.dtype)
-    factor = dynamic_scale(x, kv_dtype)[..., None] if scale is None else torch.tensor(scale)
-    return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
+        scales = dynamic_scale(rotated, stored)
+        return rotate_blocks(dequantize(quantize(rotated, scales[..., None], stored), scales)).to(x.dtype)
+    factor = dynamic_scale(x, stored)[..., None] if scale is None else torch.tensor(scale)
+    return (quantize(x, factor, stored).float() * factor).to(x.dtype)
 
 
 def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
@@ -148,7 +150,7 @@ def reference_logits(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
     input_ids: Tensor,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
 ) -> Tensor:
@@ -186,7 +188,7 @@ def reference_hidden(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
     input_ids: Tensor,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
 ) -> list[Tensor]:
@@ -194,10 +196,12 @@ def reference_hidden(
 
     Above a SwiftKV cut, K and V of each group come from the group leader's projections of
     ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
-    ``kv_dtype``, attention sees rotated K and V as a cache of that dtype returns them: a quantized one with a scale
-    per token and head, or with ``kv_scales`` of each owner. ``attend`` takes the place of exact attention.
+    ``kv_dtype``, that of the cache or K's and V's, attention sees rotated K and V as such a cache returns them: a
+    quantized one with a scale per token and head, or with ``kv_scales`` of each owner. ``attend`` takes the place of
+    exact attention.
     """
     scales: dict[int, tuple[float, float]] = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
+    k_dtype, v_dtype = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
 
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
@@ -213,7 +217,7 @@ def reference_hidden(
         return norm(x, name) if config.branch_norms else x
 
     def cached(rows: Tensor) -> Tensor:
-        return rows if kv_dtype is None else _cached(rows, kv_dtype, None)
+        return _cached(rows, k_dtype, None)
 
     embedded = weights["model.embed_tokens.weight"][input_ids]
     hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
@@ -242,10 +246,8 @@ def reference_hidden(
             k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
             k, v = _rotate(k, rope), heads(source, f"{attention}.v_proj{suffix}", None)
             v = _rms_norm(v, torch.ones_like(v[0, 0]), config.rms_norm_eps) if config.v_norm else v
-            if kv_dtype is not None:
-                k_scale, v_scale = scales.get(owner, (None, None))
-                k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
-            shared[owner] = k, v
+            k_scale, v_scale = scales.get(owner, (None, None))
+            shared[owner] = _cached(k, k_dtype, k_scale), _cached(v, v_dtype, v_scale)
         sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks)
         norms = config.layer_norms

@@ -25,15 +25,37 @@ def keeping_int4(asked: str, stored: str) -> str:
     return max(asked, stored, key=INT4_WEIGHTS.index) if asked in INT4_WEIGHTS else asked
 
 
+Scales = Literal["none", "dynamic", "static", "grouped"]
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How a number of K or of V is stored: in ``element_bits`` bits of a pool of ``torch_dtype``, torch's name, times a
+    scale that is ``dynamic`` (float32, one per token and head, in pools of its own), ``static`` (one per owner, in the
+    manifest) or there is ``none``. ``grouped`` numbers are stored in whole pages: GROUP_SIZE share GROUP_BYTES, of K in
+    each channel, of V in each token."""
+
+    torch_dtype: str
+    element_bits: int
+    scales: Scales = "none"
+
+
 @dataclass(frozen=True)
 class KVFormat:
-    """How the cache stores a number: in ``element_bits`` bits, times a scale that is ``dynamic`` (float32, one per
-    token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``.
-    ``grouped`` numbers are stored in whole pages: GROUP_SIZE share GROUP_BYTES, of K in each channel, of V in each
-    token."""
+    """How the cache stores K and V; the scales of both are of one kind."""
 
-    element_bits: int
-    scales: Literal["none", "dynamic", "static", "grouped"] = "none"
+    keys: NumberFormat
+    values: NumberFormat
+
+    @property
+    def element_bits(self) -> int:
+        """Bits of a number, on average."""
+        return (self.keys.element_bits + self.values.element_bits) // 2
+
+    @property
+    def scales(self) -> Scales:
+        """Where the scales are."""
+        return self.keys.scales
 
     @property
     def is_grouped(self) -> bool:
@@ -41,19 +63,23 @@ class KVFormat:
         return self.scales == "grouped"
 
     def num_bytes(self, numbers: int) -> int:
-        """Return the bytes of so many numbers, of whole heads."""
+        """Return the bytes of so many numbers, of whole heads and as many of K as of V."""
         return numbers * self.element_bits // 8
 
 
+_NUMBERS = {
+    "float32": NumberFormat("float32", 32),
+    "bfloat16": NumberFormat("bfloat16", 16),
+    "fp8": NumberFormat("float8_e4m3fn", 8, "dynamic"),
+    "int8": NumberFormat("int8", 8, "dynamic"),
+    "int4": NumberFormat("uint8", 4, "dynamic"),
+    "fp8_static": NumberFormat("float8_e4m3fn", 8, "static"),
+    "int8_static": NumberFormat("int8", 8, "static"),
+    "kivi2": NumberFormat("uint8", 2, "grouped"),
+}
 KV_FORMATS = {
-    "float32": KVFormat(32),
-    "bfloat16": KVFormat(16),
-    "fp8": KVFormat(8, "dynamic"),
-    "int8": KVFormat(8, "dynamic"),
-    "int4": KVFormat(4, "dynamic"),
-    "fp8_static": KVFormat(8, "static"),
-    "int8_static": KVFormat(8, "static"),
-    "kivi2": KVFormat(2, "grouped"),
+    **{name: KVFormat(both, both) for name, both in _NUMBERS.items()},
+    "k8v4": KVFormat(_NUMBERS["int8"], _NUMBERS["int4"]),
 }
 
 

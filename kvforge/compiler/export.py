@@ -63,16 +63,18 @@ def example_pools(
 
 def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of an owner's pool."""
-    heads, dim, dtype = config.num_kv_heads, config.head_dim_of(owner), options.torch_kv_dtype
+    heads, dim, count = config.num_kv_heads, config.head_dim_of(owner), 2 if config.latent is None else 1
     slots = (_EXACT_PAGES if options.policy.seals_pages else _PAGES, options.page_size, heads)
-    count = 2 if config.latent is None else 1
-    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * count
+    specs: list[tuple[tuple[int, ...], torch.dtype]] = [
+        ((*slots, stored_dim(dim, dtype)), dtype) for dtype in options.torch_kv_dtypes[:count]
+    ]
     if options.has_scale_pools:
         specs += [(slots, torch.float32)] * count
     rows = {"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES}
     cache = OwnerCache(heads, dim, options.page_size, options.kv_element_bits, num_heads=config.num_heads)
     for pool in options.policy.state_pools(cache):
-        specs.append(((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else dtype))
+        dtype = getattr(torch, pool.dtype) if pool.dtype else options.torch_kv_dtype
+        specs.append(((rows[pool.rows], *pool.shape), dtype))
     return specs
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES, written_dtype
+from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
@@ -80,7 +80,7 @@ VLLM_OPTIONS = ("engine_python", "tensor_parallel_size", "pipeline_parallel_size
 class ResolvedOptions:
     """Options with every choice made; sizes in tokens.
 
-    ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
+    ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_FORMATS``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
     model's. ``quantized_weights`` is a key of ``kvforge.common.number_formats.QUANTIZED_WEIGHT_BYTES`` where linear
     layers have such weights, else None.
@@ -122,9 +122,14 @@ class ResolvedOptions:
         return COMPUTE_DTYPES[self.dtype]
 
     @property
+    def torch_kv_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of the K and V pools that a step writes to."""
+        return written_dtypes(self.kv_dtype, self.dtype)
+
+    @property
     def torch_kv_dtype(self) -> torch.dtype:
-        """The dtype of the K and V pools that a step writes to."""
-        return written_dtype(self.kv_dtype, self.dtype)
+        """That of K's pool, which is V's too where a target's kernels take no others."""
+        return self.torch_kv_dtypes[0]
 
     @property
     def kv_element_bits(self) -> int:
@@ -186,7 +191,7 @@ def resolve(
             f"The checkpoint quantizes the KV cache by {kv_cache_algo}, which no engine has; give --kv-dtype "
             f"{dtype}, int4, int8 or fp8, which use none of its scales."
         )
-    kv_dtype = _choice(options.kv_dtype, automatic_kv_dtype(dtype, kv_cache_algo), KV_DTYPES, "--kv-dtype")
+    kv_dtype = _choice(options.kv_dtype, automatic_kv_dtype(dtype, kv_cache_algo), KV_FORMATS, "--kv-dtype")
     if KV_FORMATS[kv_dtype].scales == "static" and static is None:
         raise BuildError(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
@@ -217,9 +222,8 @@ def resolve(
 def _check_observed_cache(policy: KVPolicy, kv_dtype: str) -> None:
     """Raise BuildError for what TensorRT for RTX 1.7 does not build: above the cut a pool in FP8 that a plugin reads
     beside another tensor that it writes in place."""
-    if written_dtype(kv_dtype, kv_dtype) == torch.float8_e4m3fn and any(
-        "attention_mass" in x for x in policy.operators
-    ):
+    is_fp8 = torch.float8_e4m3fn in written_dtypes(kv_dtype, kv_dtype)
+    if is_fp8 and any("attention_mass" in x for x in policy.operators):
         raise BuildError(
             f"--kv-policy {policy.name} observes attention, which TensorRT's builder does not take with --kv-dtype "
             f"{kv_dtype}; give --kv-dtype int8."

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import BuildError, first_line
-from kvforge.common.number_formats import WEIGHT_BYTES
+from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import HOSTED, TARGETS
 from kvforge.kv_policies import parse
@@ -19,7 +19,7 @@ _CHOICES = {
     "target": (*TARGETS, *HOSTED),
     "dtype": ("auto", *COMPUTE_DTYPES, *ALIASES),
     "weight_dtype": ("auto", *WEIGHT_BYTES, *ALIASES),
-    "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
+    "kv_dtype": ("auto", *KV_FORMATS, *ALIASES),
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")

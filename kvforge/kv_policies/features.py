@@ -103,6 +103,7 @@ INT4_CACHE = Feature(
     kind=Kind.CACHE,
     option="kv_dtype",
 )
+MIXED_CACHE = replace(INT4_CACHE, name="8-bit keys, 4-bit values", needs=frozenset({Need.TWO_FORMATS, Need.OWN_ENGINE}))
 GROUPED_CACHE = Feature(
     "2-bit cache in groups",
     needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS, Need.OWN_ENGINE}),
@@ -182,7 +183,14 @@ LATENT = Feature(
     needs=frozenset({Need.CPU_TARGET}),
     limits={
         need: _no("one row of a token is K and V of all heads")
-        for need in (Need.STATIC_SCALES, Need.HALF_BYTES, Need.TOKEN_GROUPS, Need.OWN_CACHE, Need.OWN_LAYERS)
+        for need in (
+            Need.STATIC_SCALES,
+            Need.HALF_BYTES,
+            Need.TWO_FORMATS,
+            Need.TOKEN_GROUPS,
+            Need.OWN_CACHE,
+            Need.OWN_LAYERS,
+        )
     },
     remedy="",
     kind=Kind.MODEL,
@@ -200,10 +208,12 @@ LAYER_INPUTS = Feature(
     kind=Kind.MODEL,
 )
 _CPU_ALONE = _no("only target cpu has the kernels or graphs for it", "build with --target cpu")
+_ONE_FORMAT = _no("the kernels read both in one", "build with --target cpu")
 CUDA = Feature(
     "target cuda",
     limits={
         Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads"),
+        Need.TWO_FORMATS: _ONE_FORMAT,
         Need.TOKEN_GROUPS: _no("no kernel seals them"),
         Need.CPU_TARGET: _CPU_ALONE,
     },
@@ -216,6 +226,7 @@ TENSORRT = Feature(
         Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads"),
         Need.PLAIN_WRITES: _no("plugins alone write in place"),
         Need.HALF_BYTES: _no("the plugins read whole bytes"),
+        Need.TWO_FORMATS: _ONE_FORMAT,
         Need.TOKEN_GROUPS: _no("no kernel seals them"),
         Need.CPU_TARGET: _CPU_ALONE,
     },
@@ -254,10 +265,11 @@ def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
     option, and a remedy that names it."""
     stored = KV_FORMATS[kv_dtype]
     narrow = INT4_CACHE if stored.element_bits < 8 else QUANTIZED_CACHE
-    kind = {"grouped": GROUPED_CACHE, "static": STATIC_CACHE}.get(stored.scales, narrow)
+    dynamic = narrow if stored.keys == stored.values else MIXED_CACHE
+    kind = {"grouped": GROUPED_CACHE, "static": STATIC_CACHE}.get(stored.scales, dynamic)
     if dtype is None:
         return kind
-    wider = "int8 where that goes with the rest, or " if kind is INT4_CACHE else ""
+    wider = "int8 where that goes with the rest, or " if kind in (INT4_CACHE, MIXED_CACHE) else ""
     return replace(kind, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {wider}{dtype}")
 
 
@@ -270,6 +282,7 @@ def all_features() -> tuple[Feature, ...]:
         QUANTIZED_CACHE,
         STATIC_CACHE,
         INT4_CACHE,
+        MIXED_CACHE,
         GROUPED_CACHE,
         PAGING,
         SPECULATION,

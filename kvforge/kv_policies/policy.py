@@ -38,6 +38,7 @@ class Need(Enum):
     TOKEN_GROUPS = "groups of tokens that are complete"
     GLOBAL_ATTENTION = "layers that attend to all tokens"
     HALF_BYTES = "two numbers in a byte of the cache"
+    TWO_FORMATS = "K and V in formats of their own"
     CACHE_POSITIONS = "keys rotated at their index in the cache"
     STATIC_SCALES = "scales that are fixed when an engine is built"
     OWN_LAYERS = "layers that all make K,V of their own, of one size"
@@ -53,9 +54,9 @@ class Need(Enum):
 @dataclass(frozen=True)
 class OwnerCache:
     """The cache of one owner: pages of ``page_size`` tokens, ``num_kv_heads`` heads of ``head_dim`` numbers for K and
-    for V, each number in ``element_bits`` bits; ``scale_bytes`` a token and head, for K and for V, beside them. It is
-    asked by ``num_heads`` heads. Where pages are sealed, numbers of exact ones have ``exact_bits``. With one of
-    ``vectors`` a token's K is its V as well."""
+    for V, each number in ``element_bits`` bits, on average over K and V; ``scale_bytes`` a token and head, for K and
+    for V, beside them. It is asked by ``num_heads`` heads. Where pages are sealed, numbers of exact ones have
+    ``exact_bits``. With one of ``vectors`` a token's K is its V as well."""
 
     num_kv_heads: int
     head_dim: int
@@ -69,7 +70,7 @@ class OwnerCache:
     @property
     def token_bytes(self) -> int:
         """Bytes of K, V and their scales of one token."""
-        return self.vectors * self.num_kv_heads * (self.head_dim * self.element_bits // 8 + self.scale_bytes)
+        return self.num_kv_heads * self.vectors * (self.head_dim * self.element_bits + 8 * self.scale_bytes) // 8
 
     @property
     def exact_token_bytes(self) -> int:

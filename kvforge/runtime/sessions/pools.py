@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtype
+from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
 from kvforge.kv_policies.state import StatePool
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
@@ -30,11 +30,9 @@ def pool_specs(manifest: Manifest, num_pages: int, owner: int = 0) -> list[Spec]
     """
     head_dim = manifest.layer_head_dims[owner] if manifest.layer_head_dims else manifest.head_dim
     slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
-    dtype = written_dtype(manifest.kv_dtype, manifest.dtype)
-    elements = ((*slots, stored_dim(head_dim, dtype)), dtype)
-    scales = (slots, torch.float32)
-    count = manifest.owner_cache.vectors
-    return [elements] * count + [scales] * (count if manifest.kv_format.scales == "dynamic" else 0)
+    dtypes = written_dtypes(manifest.kv_dtype, manifest.dtype)[: manifest.owner_cache.vectors]
+    elements: list[Spec] = [((*slots, stored_dim(head_dim, dtype)), dtype) for dtype in dtypes]
+    return elements + [(slots, torch.float32)] * (len(dtypes) if manifest.kv_format.scales == "dynamic" else 0)
 
 
 def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
@@ -45,7 +43,7 @@ def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
 def state_specs(manifest: Manifest, num_pages: int, num_slots: int, num_cache_pages: int = 0) -> list[Spec]:
     """Return shape and dtype of each of ``state_pools``, for so many state pages, sequences and pages of the cache."""
     rows = {"pages": num_pages, "sequences": num_slots, "cache": num_cache_pages}
-    own = written_dtype(manifest.kv_dtype, manifest.dtype)
+    own, _ = written_dtypes(manifest.kv_dtype, manifest.dtype)
     return [
         ((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else own)
         for pool in state_pools(manifest)

@@ -127,6 +127,14 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
         (["--weight-dtype", "int4", "--target", "cuda"], "--weight-dtype int4 needs --target cpu, but with target"),
         (["--weight-dtype", "bf16"], "--weight-dtype bfloat16 is not --dtype float32"),
         (["--kv-dtype", "fp8_static"], "needs a checkpoint that was calibrated for an 8-bit cache"),
+        *(
+            (
+                ["--kv-dtype", "k8v4", "--target", target],
+                f"--kv-dtype k8v4 needs K and V in formats of their own, but with target {target} the kernels read "
+                "both in one; build with --target cpu.",
+            )
+            for target in ("cuda", "tensorrt")
+        ),
     ],
 )
 def test_bad_options(

@@ -42,6 +42,7 @@ PARTS = (
     Part(features.QUANTIZED_CACHE, {"kv_dtype": "int8"}),
     Part(features.STATIC_CACHE, {"kv_dtype": "fp8_static"}, algorithm="FP8"),
     Part(features.INT4_CACHE, {"kv_dtype": "int4"}),
+    Part(features.MIXED_CACHE, {"kv_dtype": "k8v4"}),
     Part(features.GROUPED_CACHE, {"kv_dtype": "kivi2"}),
     Part(features.PAGING),
     Part(features.SPECULATION, {"max_draft_len": 3}),
@@ -72,7 +73,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 690
+    assert len(PAIRS) == 728
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:

@@ -64,6 +64,14 @@ def test_cut_groups_of_4_and_4_bits_are_a_sixth_of_the_bytes() -> None:
     assert allocate_pools(small, 3)[0][0].shape == (3, 16, 8, 64)
 
 
+def test_keys_and_values_of_two_formats_have_pools_of_their_own() -> None:
+    """Llama-3.1-8B: 8 heads of 128 numbers, in 128 bytes of K and 64 of V, and two scales of 4 bytes."""
+    manifest = llama_8b("k8v4")
+    assert manifest.kv_bytes_per_token == 32 * 8 * (128 + 64 + 2 * 4) == 32 * manifest.owner_cache.token_bytes
+    pools = allocate_pools(manifest, 3)[0]
+    assert [(tensor.dtype, tensor.shape[-1]) for tensor in pools[:2]] == [(torch.int8, 128), (torch.uint8, 64)]
+
+
 @pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_pool_bytes_are_the_formulas(kv_dtype: str) -> None:
     manifest = llama_8b(kv_dtype, 16, 4)

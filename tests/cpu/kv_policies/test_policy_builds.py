@@ -30,6 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--kv-dtype", "int8"], "but with --kv-dtype int8 the numbers in it have another; give --kv-dtype float32."),
         (["--kv-dtype", "bf16"], "but with --kv-dtype bfloat16 the numbers in it have another; give --kv-dtype"),
         (["--kv-policy", "h2o", "--kv-dtype", "int4"], "; give --kv-dtype int8 where that goes with the rest, or"),
+        (["--kv-policy", "h2o", "--kv-dtype", "k8v4"], "; give --kv-dtype int8 where that goes with the rest, or"),
         (
             ["--target", "tensorrt", "--kv-policy", "expected"],
             "but with target tensorrt plugins alone write in place; build with --target cpu, or with cuda",

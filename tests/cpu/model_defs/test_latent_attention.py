@@ -327,6 +327,7 @@ LATENT = r"with deepseek_v2 \(latent attention\) one row of a token is K and V o
         ({"target": "cuda"}, "needs --target cpu, but with target cuda"),
         ({"target": "tensorrt"}, "needs --target cpu, but with target tensorrt"),
         ({"kv_dtype": "int4"}, f"--kv-dtype int4 needs .* {LATENT}; give --kv-dtype int8 where"),
+        ({"kv_dtype": "k8v4"}, f"--kv-dtype k8v4 needs .* {LATENT}; give --kv-dtype int8 where"),
         ({"kv_dtype": "kivi2"}, f"--kv-dtype kivi2 needs .* {LATENT}; give --kv-dtype float32"),
         ({"kv_policy": "quest"}, f"--kv-policy quest needs .* {LATENT}; leave --kv-policy out"),
         ({"kv_policy": "shadowkv"}, f"--kv-policy shadowkv needs .* {LATENT}; leave --kv-policy out"),

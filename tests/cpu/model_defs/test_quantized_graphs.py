@@ -27,6 +27,7 @@ FORMATS = {
     "fp8": (torch.float8_e4m3fn, ()),
     "int8": (torch.int8, ()),
     "int4": (torch.uint8, ()),
+    "k8v4": ((torch.int8, torch.uint8), ()),
     "fp8_static": (torch.float8_e4m3fn, STATIC),
     "int8_static": (torch.int8, tuple((4 * k, 4 * v) for k, v in STATIC)),
 }
@@ -67,7 +68,9 @@ def int32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def graph_logits(model: Model, tokens: Tensor, kv_dtype: torch.dtype, kv_scales: tuple) -> Tensor:
+def graph_logits(
+    model: Model, tokens: Tensor, kv_dtype: torch.dtype | tuple[torch.dtype, ...], kv_scales: tuple
+) -> Tensor:
     """Logits of every token, in chunks, from the two graphs."""
     config = model.config
     lower, upper = LowerGraph(config, kv_scales), UpperGraph(config, kv_scales)
@@ -75,10 +78,10 @@ def graph_logits(model: Model, tokens: Tensor, kv_dtype: torch.dtype, kv_scales:
     for graph in (lower, upper):
         graph.load_state_dict({name: model.engine_weights[name] for name in graph.state_dict()})
     shape = (-(-TOKENS // PAGE_SIZE), PAGE_SIZE, config.num_kv_heads, config.head_dim)
-    dynamic = kv_dtype.itemsize == 1 and not kv_scales
-    stored = (*shape[:3], stored_dim(config.head_dim, kv_dtype))
+    dtypes = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
+    dynamic = dtypes[0].itemsize == 1 and not kv_scales
     pools = [
-        tuple(torch.zeros(stored, dtype=kv_dtype) for _ in "kv")
+        tuple(torch.zeros(*shape[:3], stored_dim(config.head_dim, dtype), dtype=dtype) for dtype in dtypes)
         + tuple(torch.full(shape[:3], float("nan")) for _ in "kv" if dynamic)
         for _ in config.owners
     ]

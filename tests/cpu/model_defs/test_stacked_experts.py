@@ -122,8 +122,13 @@ def test_a_rewired_model_is_the_reference_and_is_distilled(tmp_path: Path) -> No
     assert not torch.equal(after[name], checkpoint.read_raw(name))
 
 
-@pytest.mark.parametrize(("kv_dtype", "dtype"), [("fp8", torch.float8_e4m3fn), ("int8", torch.int8), ("int4", INT4)])
-def test_sinks_beside_caches_of_fewer_bits(kv_dtype: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype"),
+    [("fp8", torch.float8_e4m3fn), ("int8", torch.int8), ("int4", INT4), ("k8v4", (torch.int8, INT4))],
+)
+def test_sinks_beside_caches_of_fewer_bits(
+    kv_dtype: str, dtype: torch.dtype | tuple[torch.dtype, torch.dtype], tmp_path: Path
+) -> None:
     """float32's error may turn a rounding now and then, which is a small part of what the format itself changes."""
     path = make_checkpoint(tmp_path / "model", "gpt_oss", cut=2, group_size=2, sliding_window=24, swiglu_limit=0.7)
     session = eager_session(path, BuildOptions(page_size=8, max_num_tokens=256, kv_dtype=kv_dtype))

@@ -20,6 +20,7 @@ from tests.support.models.engines import (
     SWIFTKV_BF16,
     SWIFTKV_FP8,
     SWIFTKV_INT4,
+    SWIFTKV_K8V4,
     EngineSpec,
 )
 from tests.support.models.shelf import EngineShelf
@@ -202,8 +203,8 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
 
 @pytest.mark.parametrize(
     "spec",
-    [INT8_WEIGHTS, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS, SWIFTKV_INT4, PLAIN_INT4],
-    ids=["int8", "int4", "int4, no cut", "4-bit cache", "4-bit cache, no cut"],
+    [INT8_WEIGHTS, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS, SWIFTKV_INT4, SWIFTKV_K8V4, PLAIN_INT4],
+    ids=["int8", "int4", "int4, no cut", "4-bit cache", "8-bit keys, 4-bit values", "4-bit cache, no cut"],
 )
 def test_packed_weights_give_the_tokens_of_one_at_a_time(
     spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, full: bool, seeds: Seeds
@@ -215,7 +216,7 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(
     shelf = engines if spec == INT4_WEIGHTS else engines_compiled_with_full
     num_equal, num_different, gaps, counts = compare(load(shelf.engine(spec)), schedules := seeds(60, NUM_SCHEDULES))
     print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
-    assert num_different == 0 or (spec.options.kv_dtype == "int4" and best_isa() == "portable"), gaps
+    assert num_different == 0 or (spec.options.kv_dtype in ("int4", "k8v4") and best_isa() == "portable"), gaps
     assert num_equal > 4 * len(schedules)
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > len(schedules) // 60, counts
 

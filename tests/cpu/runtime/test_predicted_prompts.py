@@ -200,6 +200,7 @@ def test_the_options_reach_the_engine_process() -> None:
         {"dtype": "bfloat16", "kv_dtype": "int8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
         {"dtype": "bfloat16", "kv_dtype": "int4"},
+        {"dtype": "bfloat16", "kv_dtype": "k8v4"},
     ],
     ids=lambda options: " ".join(options.values()),
 )

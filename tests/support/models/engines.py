@@ -68,6 +68,9 @@ SWIFTKV_INT4 = dataclasses.replace(
 )
 """SWIFTKV_BF16 with a cache in 4 bits and the graph that verifies drafts."""
 
+SWIFTKV_K8V4 = dataclasses.replace(SWIFTKV_INT4, options=dataclasses.replace(SWIFTKV_INT4.options, kv_dtype="k8v4"))
+"""The same with keys in 8 bits."""
+
 PLAIN_INT4 = dataclasses.replace(PLAIN, bfloat16=True, options=SWIFTKV_INT4.options)
 """PLAIN in bf16 with such a cache and graph."""
 
