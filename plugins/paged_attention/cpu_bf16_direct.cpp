@@ -43,7 +43,8 @@ inline void score_keys(const Pool* const keys[8], int64_t dim, const bf16* q, in
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim; d += kLoad<Pool>, q += kParts<Pool> * 32) {
     __m512i x[2][kParts<Pool>];
-    load_key_groups<Whole>(keys, d, dim, x);
+    load_keys<Whole>(keys, d, dim, x[0]);
+    load_keys<Whole>(keys + 4, d, dim, x[1]);
 #pragma GCC unroll 8
     for (int part = 0; part < kParts<Pool>; ++part)
 #pragma GCC unroll 4
@@ -193,12 +194,12 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
 namespace isa_avx512_bf16 {
 
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  const int64_t q_size = a.k.type == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<int8_t>(a.head_dim);
+  const int64_t q_size = a.k.type == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<fp8>(a.head_dim);
   return rows * (kKeyBlock * (4 + 2) + q_size * 2 + round_up(a.head_dim, 64) * 4 + 2 * 4);
 }
 
 void bf16_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
-  with_pool(a.k, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
+  with_floats(a.k, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
 }
 
 }  // namespace isa_avx512_bf16

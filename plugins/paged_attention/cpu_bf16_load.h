@@ -75,30 +75,10 @@ inline __m512i load_masked(__mmask32 mask, const int4* p) {
   return from_int4(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)));
 }
 
-// Elements in pairs as scores are summed over them: neighbours, but of int4 elements 8w + i and 8w + i + 4.
-template <typename Pool>
-inline __m512i load_pairs(__mmask32 mask, const Pool* p) {
-  return load_masked(mask, p);
-}
-
-template <>
-inline __m512i load_pairs(__mmask32 mask, const int4* p) {
-  const __m512i of_word = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-  const __m512i shift = _mm512_set_epi32(12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0);
-  const __m512i words = _mm512_permutexvar_epi32(of_word, _mm512_castsi128_si512(load_halves(mask, p)));
-  return from_int4(_mm512_srlv_epi32(words, shift));
-}
-
-// The pair of a query that belongs to the pair of elements at d, an even number; zeros from `dim` on.
-template <typename Pool>
+// The pair of a query at d, an even number; zeros from `dim` on.
 inline uint32_t query_pair(const bf16* q, int64_t d, int64_t dim) {
   uint32_t pair = 0;
-  if constexpr (std::is_same_v<Pool, int4>) {
-    const int64_t first = d / 8 * 8 + d % 8 / 2;
-    if (d < dim) pair = q[first] | static_cast<uint32_t>(q[first + 4]) << 16;
-  } else if (d < dim) {
-    std::memcpy(&pair, q + d, sizeof pair);
-  }
+  if (d < dim) std::memcpy(&pair, q + d, sizeof pair);
   return pair;
 }
 
@@ -109,6 +89,12 @@ inline void with_pool(const PagedTensor& pool, const Body& body) {
   else if (pool.type == Dtype::fp8) body(fp8{});
   else if (pool.type == Dtype::int4) body(int4{});
   else body(int8_t{});
+}
+
+// The same of bfloat16 and fp8.
+template <typename Body>
+inline void with_floats(const PagedTensor& pool, const Body& body) {
+  pool.type == Dtype::bfloat16 ? body(bf16{}) : body(fp8{});
 }
 
 }  // namespace

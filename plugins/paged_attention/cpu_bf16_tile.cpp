@@ -106,17 +106,13 @@ int64_t padded_dim(int64_t dim) {
 }
 
 int64_t padded_dim(const AttentionArgs& a) {
-  return a.k.type == Dtype::bfloat16 ? padded_dim<bf16>(a.head_dim) : padded_dim<int8_t>(a.head_dim);
+  return a.k.type == Dtype::bfloat16 ? padded_dim<bf16>(a.head_dim) : padded_dim<fp8>(a.head_dim);
 }
 
-// Where the pair of dimensions at d (load_pairs()) is in the depth of the scores: first all pairs that load_keys() puts into lane
+// Where the pair of dimensions at d is in the depth of the scores: first all pairs that load_keys() puts into lane
 // 0, in its order, then those of lane 1, 2 and 3. Each quarter of the depth has a sum of its own.
 template <typename Pool>
 int64_t place_of_pair(int64_t d, int64_t padded) {
-  if (std::is_same_v<Pool, int4>) {
-    const int64_t word = d % kLoad<Pool> / 8, lane = word / 4 + 2 * (word % 2), part = word % 4 / 2 * 4 + d % 8 / 2;
-    return lane * (padded / 8) + d / kLoad<Pool> * kParts<Pool> + part;
-  }
   constexpr int64_t kOfLane = kLoad<Pool> / 4;
   return d % kLoad<Pool> / kOfLane * (padded / 8) + d / kLoad<Pool> * kParts<Pool> + d % kOfLane / 2;
 }
@@ -125,7 +121,7 @@ template <typename Pool>
 void order_query(const bf16* q, int64_t dim, bf16* out) {
   const int64_t padded = padded_dim<Pool>(dim);
   for (int64_t d = 0; d < padded; d += 2) {
-    const uint32_t pair = query_pair<Pool>(q, d, dim);
+    const uint32_t pair = query_pair(q, d, dim);
     std::memcpy(out + 2 * place_of_pair<Pool>(d, padded), &pair, sizeof pair);
   }
 }
@@ -145,7 +141,7 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k
       const __mmask32 mask = d + 32 <= a.head_dim ? 0xffffffffu : d < a.head_dim ? 0xffffu : 0;
       __m512i x[16];
       for (int i = 0; i < 16; ++i)
-        x[i] = needed(key + i) ? load_pairs(mask, advance(k + k_offset[key + i - first], d)) : _mm512_setzero_si512();
+        x[i] = needed(key + i) ? load_masked(mask, k + k_offset[key + i - first] + d) : _mm512_setzero_si512();
       transpose(x);
       for (int i = 0; i < 16; ++i)
         _mm512_storeu_si512(k_out + (place_of_pair<Pool>(d + 2 * i, padded) * kKeyBlock + key - begin) * 2, x[i]);
@@ -154,9 +150,9 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
     bf16* out = v_out + (key - begin) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d += 16) {
-      const __m512i even = needed(key) ? load_masked(0xffff, advance(v + v_offset[key - first], d)) : _mm512_setzero_si512();
+      const __m512i even = needed(key) ? load_masked(0xffff, v + v_offset[key - first] + d) : _mm512_setzero_si512();
       const __m512i odd =
-          needed(key + 1) ? load_masked(0xffff, advance(v + v_offset[key + 1 - first], d)) : _mm512_setzero_si512();
+          needed(key + 1) ? load_masked(0xffff, v + v_offset[key + 1 - first] + d) : _mm512_setzero_si512();
       _mm512_storeu_si512(out + 2 * d, _mm512_permutex2var_epi16(even, pairs_low(), odd));
     }
   }
@@ -179,7 +175,7 @@ int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
 void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   bf16* k = reinterpret_cast<bf16*>(packed);
   bf16* v = k + kKeyBlock * padded_dim(a);
-  with_pool(a.k, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, v); });
+  with_floats(a.k, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, v); });
 }
 
 void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed,
@@ -196,9 +192,7 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
   for (int64_t r = 0; r < count; ++r) {
     const int64_t offset = query_offset(a, rows, rows.row_begin + r);
     const bf16* from = static_cast<const bf16*>(a.q) + offset;
-    if (a.k.type == Dtype::bfloat16) order_query<bf16>(from, dim, q + r * depth);
-    else if (a.k.type == Dtype::int4) order_query<int4>(from, dim, q + r * depth);
-    else order_query<int8_t>(from, dim, q + r * depth);
+    with_floats(a.k, [&](auto pool) { order_query<decltype(pool)>(from, dim, q + r * depth); });
     sums[r].sums = acc + r * dim;
   }
   std::memset(q + count * depth, 0, (padded - count) * depth * sizeof(bf16));

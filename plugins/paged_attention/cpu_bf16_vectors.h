@@ -59,17 +59,6 @@ inline void widen(__m512i x, __m512i out[2]) {
   out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-// Of int4, 64 elements of each of eight keys: out[i] has those of keys i and i + 4.
-template <bool Whole>
-inline void load_eight(const int4* const* keys, int64_t d, int64_t dim, __m512i out[4]) {
-  const __mmask32 mask = Whole || dim - d >= 64 ? 0xffffffffu : (uint32_t{1} << larger(dim - d, 0) / 2) - 1;
-  for (int i = 0; i < 4; ++i) {
-    const __m256i low = _mm256_maskz_loadu_epi8(mask, advance(keys[i], d));
-    const __m256i high = _mm256_maskz_loadu_epi8(mask, advance(keys[i + 4], d));
-    out[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-  }
-}
-
 // The numbers of 16-bit words of four each: out[i] has the i-th of each word.
 inline void widen_words(__m512i x, __m512i out[4]) {
   out[0] = from_int4(x);
@@ -109,41 +98,13 @@ inline void load_keys(const Pool* const* keys, int64_t d, int64_t dim, __m512i o
   }
 }
 
-// The same of eight keys, four and four.
-template <bool Whole, typename Pool>
-inline void load_key_groups(const Pool* const* keys, int64_t d, int64_t dim, __m512i out[2][kParts<Pool>]) {
-  if constexpr (std::is_same_v<Pool, int4>) {
-    __m512i x[4];
-    load_eight<Whole>(keys, d, dim, x);
-    const __m512i ab0 = _mm512_unpacklo_epi32(x[0], x[1]), ab1 = _mm512_unpackhi_epi32(x[0], x[1]);
-    const __m512i cd0 = _mm512_unpacklo_epi32(x[2], x[3]), cd1 = _mm512_unpackhi_epi32(x[2], x[3]);
-    const __m512i words[4] = {_mm512_unpacklo_epi64(ab0, cd0), _mm512_unpackhi_epi64(ab0, cd0),
-                              _mm512_unpacklo_epi64(ab1, cd1), _mm512_unpackhi_epi64(ab1, cd1)};
-    for (int half = 0; half < 2; ++half) {
-      const __m512i even = words[2 * half], odd = words[2 * half + 1];
-      widen_words(_mm512_shuffle_i64x2(even, odd, 0x44), out[0] + 4 * half);
-      widen_words(_mm512_shuffle_i64x2(even, odd, 0xee), out[1] + 4 * half);
-    }
-  } else {
-    load_keys<Whole>(keys, d, dim, out[0]);
-    load_keys<Whole>(keys + 4, d, dim, out[1]);
-  }
-}
-
-// Where in kLoad elements the pair is that a part of load_keys() or load_key_groups() has in a lane.
-template <typename Pool>
-constexpr int64_t place_in_load(int64_t part, int64_t lane) {
-  if (std::is_same_v<Pool, int4>) return 8 * (lane % 2 * 4 + part / 4 * 2 + lane / 2) + part % 4 * 2;
-  return kLoad<Pool> / 4 * lane + 2 * part;
-}
-
 // A query as load_keys() wants it: out is [loads, kParts, 16, 2], each pair repeated four times.
 template <typename Pool>
 void spread_query(const bf16* q, int64_t dim, bf16* out) {
   for (int64_t d = 0; d < dim; d += kLoad<Pool>)
     for (int64_t part = 0; part < kParts<Pool>; ++part)
       for (int64_t lane = 0; lane < 4; ++lane) {
-        const uint32_t pair = query_pair<Pool>(q, d + place_in_load<Pool>(part, lane), dim);
+        const uint32_t pair = query_pair(q, d + kLoad<Pool> / 4 * lane + 2 * part, dim);
         for (int64_t i = 0; i < 4; ++i, out += 2) std::memcpy(out, &pair, sizeof pair);
       }
 }

@@ -81,7 +81,7 @@ namespace isa_avx512 { extern const AttentionKernel fp32_kernel; }
 // For q in bfloat16, pools not in float32, head_dim a multiple of 16, at most 256. K and V are of one type, or each of
 // int8 or int4.
 namespace isa_avx512_bf16 {
-extern const AttentionKernel bf16_kernel;
+extern const AttentionKernel bf16_kernel;  // for pools of bfloat16 and fp8
 extern const AttentionKernel vnni_kernel;  // for pools of int8 and int4
 }  // namespace isa_avx512_bf16
 namespace isa_amx_software { extern const AttentionKernel bf16_kernel; }

@@ -47,7 +47,7 @@ def rope_paged_kv_write(
     kv_heads] float32) each token and head gets the scale max|x| / (448 for e4m3, 127 for int8), written beside
     it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither. Pools of
     int4 (plugins.kv_quantization.INT4) need k_scales and v_scales, with 7 for 127; K, after RoPE, and V are rotated by
-    plugins.kv_rotation first.
+    plugins.kv_rotation first. The pools have one dtype, or one is int8 and the other int4.
     Raises RuntimeError on a wrong shape or dtype and on a slot outside the pools, before any write.
     """
     scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
