@@ -27,9 +27,9 @@ KIVI_GROUP = 32
 class CacheFormat:
     """How K and V are stored: what makes their codecs of calibration data, and what it costs.
 
-    A number has ``bits``, and ``group`` of them (or HEAD, TOKEN) share ``scale_bits``. Keys are stored as they are
-    ``before_rope`` or rotated. A query reads the tokens of its own ``residual`` positions exactly; these are not
-    counted.
+    A number has ``bits``, on average over K and V, and ``group`` of them (or HEAD, TOKEN) share ``scale_bits``. Keys
+    are stored as they are ``before_rope`` or rotated. A query reads the tokens of its own ``residual`` positions
+    exactly; these are not counted.
     """
 
     keys: Fit
@@ -72,12 +72,14 @@ def _nuq(outliers: float) -> CacheFormat:
     return CacheFormat(keys, values, 4 + 32 * outliers, 16, TOKEN, before_rope=True)
 
 
+INT8 = partial(symmetric, largest=127)
 INT4, INT4_GROUPS = partial(symmetric, largest=7), partial(symmetric, largest=7, group=32)
 INT4_BETWEEN = partial(asymmetric, bits=4)
 FORMATS = {
     "bf16": _both(lambda x: x.bfloat16().float(), 16),
     "fp8": _both(e4m3, 8, 32),
-    "int8": _both(partial(symmetric, largest=127), 8, 32),
+    "int8": _both(INT8, 8, 32),
+    "int8 keys, int4 values rotated": CacheFormat(_always(INT8), _always(rotated(INT4)), 6, 32),
     "int4": _both(INT4, 4, 32),
     "int4, rotated": _both(rotated(INT4), 4, 32),
     "int4 asymmetric": _both(INT4_BETWEEN, 4, 64),

@@ -30,7 +30,7 @@ from perf.quality.scores import Cell, quality_parser
 
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
-KV_DTYPES = ("bfloat16", "fp8", "int8", "int4", "kivi2", "fp8_static")
+KV_DTYPES = ("bfloat16", "fp8", "int8", "int4", "k8v4", "kivi2", "fp8_static")
 
 
 def checkpoint_of(group_size: int | None, work: Path) -> Path:
@@ -85,7 +85,10 @@ def main() -> None:
         help=f"rows to answer, of {rows} (default: all); may be given several times",
     )
     parser.add_argument(
-        "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
+        "--kv-dtype",
+        action="append",
+        choices=KV_DTYPES,
+        help=f"columns to answer (default: {', '.join(KV_DTYPES[:4])})",
     )
     args = parser.parse_args()
     questions = Questions.of(args)

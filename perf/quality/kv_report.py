@@ -16,6 +16,7 @@ COLOURS = {
     "fp8": "tab:orange",
     "int8": "tab:green",
     "int4": "tab:purple",
+    "k8v4": "tab:olive",
     "kivi2": "tab:brown",
     "fp8_static": "tab:red",
 }
