@@ -143,6 +143,8 @@ struct Block {
   int64_t base, padded;
 
   int64_t rows() const { return num_rows(heads[0]); }  // of a head
+  // Lines to ask for with each row and each 16 keys, a quarter of all.
+  int64_t some_lines(int64_t lines) const { return lines / 4 / (padded / kRowsOfTile + rows() * count) + 1; }
 };
 
 // Writes the queries as right operands and what the scores of each row are multiplied by. Every row has zeros in place of
@@ -181,7 +183,7 @@ void score_block(const AttentionArgs& a, const Block& block, const char* const* 
   const auto [heads, count, begin, end, split, base, padded] = block;
   const int64_t dim = a.head_dim, steps = num_steps(a);
   const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps / kParts) + 1;
-  const int64_t with_turning = lines / 4 / (padded / kRowsOfTile + block.rows() * count) + 1;
+  const int64_t some = block.some_lines(lines);
   struct Place {
     const void* rows;
     int64_t stride;
@@ -190,7 +192,7 @@ void score_block(const AttentionArgs& a, const Block& block, const char* const* 
       a.page_size % kRowsOfTile == 0;
   FourSums four(kQueryBytes, kTileRowBytes, kRowsOfTile * kQueryBytes);
   for (int64_t slab = 0; slab < padded; slab += kSlab) {
-    const auto keys = [&, heads = heads, begin = begin, end = end, base = base](int64_t step, int64_t i) -> Place {
+    const auto keys = [&](int64_t step, int64_t i) -> Place {
       const int64_t key = slab + i * kRowsOfTile, s = step % steps, d = s * Over::kDims;
       const int64_t head = heads[step / steps].kv_head * a.k.head_stride;
       const auto row = [&](int64_t r) { return advance(reinterpret_cast<const Pool*>(k_rows[key + r]) + head, d); };
@@ -226,7 +228,7 @@ void score_block(const AttentionArgs& a, const Block& block, const char* const* 
       x[i] = reinterpret_cast<__m512i>(scores_from<kParts>(at.scores + (key + i) * kQueryBytes, kTileRowBytes));
     transpose(x);
     for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + r * kScoreRow + key * 4, x[r]);
-    ahead.fetch(with_turning);
+    ahead.fetch(some);
   }
 }
 
@@ -234,7 +236,7 @@ void score_block(const AttentionArgs& a, const Block& block, const char* const* 
 void weigh_block(const AttentionArgs& a, const Block& block, const float* factors, const DirectScratch& at, Ahead& ahead,
                  int64_t lines, float* tops, float* totals) {
   const int64_t rows = block.rows(), all = rows * block.count, base = block.base, padded = block.padded;
-  const int64_t with_softmax = lines / 4 / (padded / kRowsOfTile + all) + 1;
+  const int64_t some = block.some_lines(lines);
   float key_scales[kScaleFloats];
   ChunkScales of_chunks;
   const ChunkScales* scales = nullptr;
@@ -266,7 +268,7 @@ void weigh_block(const AttentionArgs& a, const Block& block, const float* factor
         std::memset(place(0), 0, padded * sizeof(bf16));
       }
     });
-    ahead.fetch(with_softmax);
+    ahead.fetch(some);
   }
   if (any_again(tops, totals, kRowsOfTile))
     for (int64_t r = 0; r < all; ++r)
