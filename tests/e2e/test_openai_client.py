@@ -350,11 +350,18 @@ def test_several_calls_and_a_conversation_with_them(tool_client: openai.OpenAI) 
 
 
 def test_schemas_that_no_guide_takes(tool_client: openai.OpenAI) -> None:
+    """What cannot be kept is left to the model, which the answer's header says; with `strict` it is refused."""
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    function = {"name": "f", "parameters": parameters}
+    ask = {"model": MODEL, "messages": ASK, "max_tokens": 16, "temperature": 0.0}
     for choice in ("auto", "required"):
-        with pytest.raises(openai.BadRequestError, match="tools"):
-            tool_client.chat.completions.create(model=MODEL, messages=ASK, tools=tools, tool_choice=choice)
+        tools = [{"type": "function", "function": function}]
+        raw = tool_client.chat.completions.with_raw_response.create(**ask, tools=tools, tool_choice=choice)
+        assert json.loads(raw.headers["x-kvforge-unguided"]) == {"f": ["pattern"]}
+        assert raw.parse().usage.completion_tokens > 0
+        strict = [{"type": "function", "function": function | {"strict": True}}]
+        with pytest.raises(openai.BadRequestError, match="'f', which is strict, and pattern cannot be kept"):
+            tool_client.chat.completions.create(**ask, tools=strict, tool_choice=choice)
 
 
 def test_responses(client: openai.OpenAI, llm: LLM) -> None:
