@@ -23,9 +23,9 @@ def write_log(path: Path, num_steps: int = 20) -> Path:
 def test_all_columns_are_drawn(tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "metrics.csv"), tmp_path / "metrics.svg"
     plot_metrics(log, out)
-    comments = re.findall(r"<!-- (.*?) -->", out.read_text())
-    assert {"loss", "KL", "before the last layer", "most probable token", "tokens", "step"} <= set(comments)
-    assert "KL of the early-exit head" not in comments, "an empty column has no line"
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", out.read_text())
+    assert {"loss", "KL", "before the last layer", "most probable token", "tokens", "step"} <= set(texts)
+    assert "KL of the early-exit head" not in texts, "an empty column has no line"
     plot_metrics(write_log(log, num_steps=1), tmp_path / "metrics.png")
     assert (tmp_path / "metrics.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.csv", "metrics.png", "metrics.svg"]
