@@ -51,9 +51,9 @@ def test_a_write_that_is_short_goes_on(taken: int, tmp_path: Path, monkeypatch: 
     def short(fd: int, data: memoryview) -> int:
         return real(fd, data[:taken])
 
-    monkeypatch.setattr(direct_file.os, "write", short)
     data = random.Random(7).randbytes(PIECE + 9)
-    with (tmp_path / "plan").open("wb") as file:
+    with (tmp_path / "plan").open("wb") as file, monkeypatch.context() as patched:
+        patched.setattr(direct_file.os, "write", short)
         direct = DirectFile(file, PIECE)
         direct.write(data)
         direct.close()
@@ -69,9 +69,9 @@ def test_a_disk_that_is_full_is_said(
     act: Callable[[DirectFile], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the write that comes after, or when the file is closed."""
-    with (tmp_path / "plan").open("wb") as file:
+    with (tmp_path / "plan").open("wb") as file, monkeypatch.context() as patched:
         direct = DirectFile(file, PIECE)
-        monkeypatch.setattr(direct_file.os, "write", failing)
+        patched.setattr(direct_file.os, "write", failing)
         direct.write(bytes(PIECE))
         with pytest.raises(OSError, match="No space left on device"):
             act(direct)
