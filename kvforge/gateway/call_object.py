@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Set
 
 from kvforge.gateway.call_events import Arguments, CallBegins, Event
+from kvforge.gateway.call_steps import CallSteps
 from kvforge.gateway.json_end import JsonEnd
 
 MAX_HEAD = 1024
@@ -13,64 +14,36 @@ MAX_HEAD = 1024
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-class CallObject:
+class CallObject(CallSteps):
     """Reads one object. A call is certain once it has a known name and its arguments begin; these are then given out
-    as they come. An object in another order is text: no guide kept to its arguments.
-
-    `push` until `ended`; `text` is then what proved to be no call, None for a call. Where the object ends does not
-    depend on how the text is cut.
-    """
+    as they come. An object in another order is text: no guide kept to its arguments."""
 
     def __init__(self, names: Set[str], heads: Mapping[str, str] | None = None) -> None:
         """With `heads` a call is what begins with exactly one of these, which stand for names."""
+        super().__init__()
         self._names = names
         self._heads = heads
         self._sorted = sorted(heads or ())
-        self._held = ""
         self._scanned = 0
         self._end = JsonEnd()
         self._step = self._head if heads is None else self._exact_head
-        self.ended = False
-        self.began = False
-        self.has_arguments = False
-        """All of the arguments are there, if not the object's end."""
-        self.text: str | None = None
-
-    def push(self, text: str) -> tuple[list[Event], str]:
-        """The events of a piece, and what of it comes after the object."""
-        events: list[Event] = []
-        self._held += text
-        while not self.ended and self._step(events):
-            pass
-        if not self.ended:
-            return events, ""
-        rest, self._held = self._held, ""
-        return events, rest
-
-    def give_up(self) -> str | None:
-        """The text so far where it is no call yet; None where a call has begun."""
-        return None if self.began else self._held
-
-    def end(self) -> list[Event]:
-        """As WrittenCall: all is said."""
-        return []
 
     def _head(self, events: list[Event]) -> bool:
         found = _HEAD.match(self._held[:MAX_HEAD])
         if found:
             name = _string(found[1])
             if name not in self._names:
-                return self._is_text(found.end())
+                return self._is_text_to(found.end())
             self._begin(name, self._held[found.end() :], events)
             return True
         start = len(self._held) - len(self._held.lstrip())
         if start == len(self._held):
             return False
         if self._held[start] != "{":
-            return self._is_text(start)
+            return self._is_text_to(start)
         end = self._end.find(self._held, self._scanned)
         self._scanned = len(self._held)
-        return False if end < 0 else self._is_text(end)
+        return False if end < 0 else self._is_text_to(end)
 
     def _exact_head(self, events: list[Event]) -> bool:
         assert self._heads is not None
@@ -85,7 +58,7 @@ class CallObject:
             return True
         if like == len(text):
             return False
-        return self._is_text(len(self._held) - len(text) + max(1, like))
+        return self._is_text_to(len(self._held) - len(text) + max(1, like))
 
     def _begin(self, name: str, rest: str, events: list[Event]) -> None:
         self._held = rest
@@ -126,10 +99,9 @@ class CallObject:
         self.ended = end >= 0
         return False
 
-    def _is_text(self, end: int) -> bool:
-        self.text, self._held = self._held[:end], self._held[end:]
-        self.ended = True
-        return False
+    def _is_text_to(self, end: int) -> bool:
+        self._take(end)
+        return self._is_text()
 
 
 def _num_common(one: str, other: str) -> int:

@@ -83,6 +83,13 @@ class CallSteps:
             return found
         return "" if any(literal.startswith(rest) for literal in literals) else None
 
+    def _expect(self, literal: str, then: Callable[[list[Event]], bool]) -> bool:
+        """Go on with `then` behind this text; where another one comes, it is no call."""
+        found = self._literal(literal)
+        if found is None:
+            return self._is_text()
+        return self._go(then) if found else False
+
     def _name(self) -> str | None:
         """The name that comes next, which is taken; None as long as it may go on."""
         rest = self._held.lstrip()

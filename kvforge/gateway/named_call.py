@@ -21,10 +21,7 @@ class NamedCall(CallSteps):
         self._step = self._start if before else self._called
 
     def _start(self, events: list[Event]) -> bool:
-        found = self._literal(self._before)
-        if found is None:
-            return self._is_text()
-        return self._go(self._called) if found else False
+        return self._expect(self._before, self._called)
 
     def _called(self, events: list[Event]) -> bool:
         name = self._name()

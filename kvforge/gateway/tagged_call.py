@@ -57,10 +57,7 @@ class TaggedCall(CallSteps):
         return [Arguments(text)]
 
     def _start(self, events: list[Event]) -> bool:
-        found = self._literal(self._tags.name[0])
-        if found is None:
-            return self._is_text()
-        return self._go(self._called) if found else False
+        return self._expect(self._tags.name[0], self._called)
 
     def _called(self, events: list[Event]) -> bool:
         name = self._name()
@@ -72,10 +69,7 @@ class TaggedCall(CallSteps):
         return self._go(self._named if self._tags.name[1] else self._next)
 
     def _named(self, events: list[Event]) -> bool:
-        found = self._literal(self._tags.name[1])
-        if found is None:
-            return self._is_text()
-        return self._go(self._next) if found else False
+        return self._expect(self._tags.name[1], self._next)
 
     def _next(self, events: list[Event]) -> bool:
         """Another argument, or the end; anything else ends a call that has begun."""

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Reasoning, Text
+from kvforge.gateway.call_events import Event
 from kvforge.gateway.call_reader import with_token_marks
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
@@ -19,6 +19,7 @@ from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
+from tests.cpu.gateway.events import cut, put_together
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 FORMAT = formats()["harmony"]
@@ -45,29 +46,12 @@ def reader(tokens: tuple[str, ...] = (), calls: bool = True, forced: bool = Fals
 def read(one: AnswerReader, pieces: list[str]) -> Found:
     """Reasoning, content and calls."""
     events: list[Event] = [event for piece in pieces for event in one.push(piece, False)] + one.push("", True)
-    said, calls = {Reasoning: "", Text: ""}, []
-    for event in events:
-        if isinstance(event, CallBegins):
-            calls.append((event.name, ""))
-        elif isinstance(event, Arguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
-        else:
-            said[type(event)] += event.text
-    return said[Reasoning], said[Text], calls
+    return put_together(events)
 
 
 def any_text(rng: random.Random) -> str:
     parts = ["a", "é", "😀", "\n", '"', "{", "}", "\\", "<|", "|>", "to=functions.f", "<|mess", "analysis"]
     return "".join(rng.choices(parts, k=rng.randrange(1, 9)))
-
-
-def cut(rng: random.Random, text: str) -> list[str]:
-    pieces = []
-    while text:
-        size = rng.randrange(1, 12)
-        pieces.append(text[:size])
-        text = text[size:]
-    return pieces
 
 
 @pytest.mark.parametrize("part", range(5))

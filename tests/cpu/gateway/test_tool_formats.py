@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
+from kvforge.gateway.call_events import Event, Text
 from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function, read_tools
@@ -26,6 +26,7 @@ from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.runtime.text.stop import StopStrings
 from kvforge.runtime.text.stream import TextStream
 from kvforge.runtime.text.tokenizer import Tokenizer
+from tests.cpu.gateway.events import put_together
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 OBJECTS = {name: form for name, form in formats().items() if isinstance(form, ObjectFormat)}
@@ -39,14 +40,8 @@ def read(form: ObjectFormat, pieces: list[str], forced: bool = False, **how: Any
     notation, heads = how.get("notation", form.notation), how.get("heads")
     reader = CallReader(notation, lambda: CallObject(frozenset(NAMES), heads), forced)
     events: list[Event] = [event for piece in pieces for event in reader.push(piece)] + reader.end()
-    content, calls = "", []
-    for event in events:
-        if isinstance(event, Text):
-            content += event.text
-        elif isinstance(event, CallBegins):
-            calls.append((event.name, ""))
-        elif isinstance(event, Arguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+    reasoning, content, calls = put_together(events)
+    assert not reasoning
     return content, calls
 
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
+from kvforge.gateway.call_events import Event
 from kvforge.gateway.call_reader import with_token_marks
 from kvforge.gateway.functions import Function
 from kvforge.gateway.grammar_format import GrammarFormat
@@ -22,6 +22,7 @@ from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
+from tests.cpu.gateway.events import cut, put_together
 from tests.cpu.gateway.language_templates import AS_TEXT, TEMPLATES
 from tests.support.models.checkpoints import write_byte_tokenizer
 
@@ -48,24 +49,9 @@ def reader_of(name: str, tokens: tuple[str, ...] = (), forced: bool = False, par
 def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls."""
     events: list[Event] = [event for piece in pieces for event in reader.push(piece, False)] + reader.push("", True)
-    content, calls = "", []
-    for event in events:
-        if isinstance(event, Text):
-            content += event.text
-        elif isinstance(event, CallBegins):
-            calls.append((event.name, ""))
-        elif isinstance(event, Arguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+    reasoning, content, calls = put_together(events)
+    assert not reasoning
     return content, calls
-
-
-def cut(rng: random.Random, text: str) -> list[str]:
-    pieces = []
-    while text:
-        size = rng.randrange(1, 12)
-        pieces.append(text[:size])
-        text = text[size:]
-    return pieces
 
 
 def any_text(rng: random.Random, parts: list[str]) -> str:
