@@ -11,7 +11,7 @@ import numpy as np
 
 from kvforge.common.native_calls import is_panic
 from kvforge.gateway.endpoints import Endpoint
-from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
+from kvforge.gateway.engine_words import GUIDE, LENGTH, OF_PROMPT, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
@@ -77,8 +77,9 @@ class RequestReader:
         max_tokens = integer(fields, "max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
         echo = flag(fields, "echo")
-        if echo and logprobs is not None:
-            raise bad_field("echo", "excludes logprobs: those of the prompt are not computed")
+        echoes_logprobs = echo and logprobs is not None
+        if echoes_logprobs and "prompt_logprobs" in fields:
+            raise bad_field("prompt_logprobs", "excludes echo with logprobs, which gives the same numbers")
         assert max_tokens is not None
         if max_tokens == 0 and not echo:
             raise bad_field(
@@ -91,6 +92,8 @@ class RequestReader:
         form = guided_decoding(fields)
         guide = None if form is None else ToolGuide(form, {})
         names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
+        if echoes_logprobs:
+            fields, names[OF_PROMPT] = {**fields, "prompt_logprobs": logprobs}, "echo"
         ranked = best_of > n
         wanted = 0 if ranked and logprobs is None else logprobs
         asked = self._asked({**fields, "n": best_of}, prompts, max(max_tokens, 1), wanted, names, echoes, guide)
@@ -140,11 +143,15 @@ class RequestReader:
         thinking: Thinking | None = None,
         looser: ToolGuide | None = None,
     ) -> ParsedRequest:
+        of_prompt = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+        if of_prompt is not None and flag(fields, "stream") and not echoes:
+            raise bad_field("prompt_logprobs", "excludes stream: the prompt's come before all else; leave one out")
         vocab_size = self._model.manifest.vocab_size
         form = None if guide is None else guide.guide
         params = sampling_params(
             fields, self._options, vocab_size, max_tokens, logprobs, form, names[LENGTH], self._model.sampling.values
         )
+        params = dataclasses.replace(params, prompt_logprobs=of_prompt)
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
 
@@ -169,6 +176,7 @@ class RequestReader:
             calls=calls,
             thinking=thinking,
             names=names,
+            prompt_logprobs=of_prompt,
         )
 
     def _check_name(self, fields: Fields) -> None:

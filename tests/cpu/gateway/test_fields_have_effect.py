@@ -65,7 +65,7 @@ COMMON = SAMPLING | {
     "stream_options": Pair({"include_usage": True}, {}, {"stream": True}),
     "response_format": Pair(schema(OBJECT), schema(OTHER)), "structured_outputs": Pair({"regex": "a"}, {"regex": "b"}),
     "guided_json": Pair(OBJECT, OTHER), "guided_regex": Pair("a", "b"), "guided_choice": Pair(["a"], ["b"]),
-    "guided_grammar": Pair('start: "a"', 'start: "b"'),
+    "guided_grammar": Pair('start: "a"', 'start: "b"'), "prompt_logprobs": Pair(1, 2),
 }  # fmt: skip
 CHOICE = Pair("auto", "none", {"tools": [TOOL]})
 COMPLETIONS = COMMON | {
