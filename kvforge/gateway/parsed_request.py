@@ -48,6 +48,7 @@ class ParsedRequest:
         empty: nothing is generated, or not returned where the prompt's log-probabilities are asked for.
         prompt_logprobs: as in SamplingParams. Where `echoes` and `logprobs` are asked for, they are these of the
             prompt; otherwise a part of the answer of their own.
+        model: the name that the request calls the model by.
         shown: what the answer repeats of the request.
         names: what the request calls the fields of kvforge.gateway.engine_words.
         looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
@@ -75,6 +76,7 @@ class ParsedRequest:
     left: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     left_by_looser: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prompt_logprobs: int | None = None
+    model: str = ""
 
     @property
     def echoes_logprobs(self) -> bool:
@@ -98,7 +100,7 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
             json.dumps({"error": [asked.status, asked.message, asked.param, asked.code, asked.detail]}).encode() + b"\n"
         )
     head = {
-        "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
+        "model": asked.model, "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
@@ -128,6 +130,7 @@ def unpack(data: bytes) -> ParsedRequest:
         return data[at - size : at]
 
     return ParsedRequest(
+        model=head["model"],
         template=take(head["template"]),
         prompts=tuple(map(take, head["prompts"])),
         n=head["n"],

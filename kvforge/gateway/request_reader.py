@@ -162,6 +162,7 @@ class RequestReader:
             return {} if by is None else {name: list(keywords) for name, keywords in by.left.items()}
 
         return ParsedRequest(
+            model=fields.get("model", self._model.name),
             template=template(params),
             looser=None if looser is None else template(dataclasses.replace(params, guided_decoding=looser.guide)),
             left=left(guide),
@@ -185,5 +186,5 @@ class RequestReader:
         if name is None:
             return
         if not isinstance(name, str):
-            raise bad_field("model", f"must be the model's name, {self._model.name}, or left out")
+            raise bad_field("model", f"must be a name of the model, such as {self._model.name}, or left out")
         self._model.check_name(name)

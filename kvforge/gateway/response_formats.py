@@ -86,7 +86,7 @@ class _Format:
             "id": generation.request_id,
             "object": self.kind,
             "created": int(time.time()),
-            "model": model.name,
+            "model": self._asked.model,
             "system_fingerprint": f"kvforge-{model.manifest.checkpoint_sha256[:12]}",
         }
         self._head = head

@@ -119,7 +119,7 @@ def test_a_key_without_the_gateway_is_refused(
 ) -> None:
     monkeypatch.setenv("KVFORGE_API_KEY", "secret")
     assert main(["serve", str(tmp_path), *FREE_PORTS]) == 1
-    assert "only the OpenAI gateway has keys: add --openai, or unset it" in capsys.readouterr().err
+    assert "only the OpenAI gateway has keys: leave out --no-openai, or unset it" in capsys.readouterr().err
 
 
 def test_an_empty_key_is_refused_before_anything_starts(
@@ -133,7 +133,7 @@ def test_an_empty_key_is_refused_before_anything_starts(
 
 
 def test_the_gateways_address_is_for_the_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path), "--openai-address", "127.0.0.1"]) == 1
+    assert main(["serve", str(tmp_path), "--no-openai", "--openai-address", "127.0.0.1"]) == 1
     assert "--openai-address is for the OpenAI gateway" in capsys.readouterr().err
 
 

@@ -37,7 +37,7 @@ class FakeSupervisor:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Starts with options; gives the lines that were printed and the answer of /ready."""
     monkeypatch.setattr(supervisor, "Supervisor", FakeSupervisor)
-    monkeypatch.setattr(serve, "_engine", lambda args, predicts: (tmp_path, None))
+    monkeypatch.setattr(serve, "engine_of", lambda args, predicts: (tmp_path, None))
     monkeypatch.setattr(serve, "load_manifest", lambda path: SimpleNamespace(decoupled_mode=None))
     monkeypatch.setattr(serve, "check_speculation", lambda *_: None)
     ready: list[dict[str, Any]] = []

@@ -20,10 +20,10 @@ FAKE = ("tests.support.serving.fake_serve",)
 """The program of `ServeProcess` whose engine computes nothing."""
 READY_S = 270.0
 """Longer than the supervisor gives a start before it tries another one."""
-FREE_PORTS = tuple(word for name in PORTS if name != "openai" for word in (f"--{name}-port", "0"))
+FREE_OPENAI = tuple(word for name in PORTS for word in (f"--{name}-port", "0"))
 """Options of `kvforge serve` with which tests beside each other do not meet."""
-FREE_OPENAI = ("--openai", *FREE_PORTS, "--openai-port", "0")
-"""The same, with the gateway."""
+FREE_PORTS = ("--no-openai", *FREE_OPENAI[:-2])
+"""The same, without the gateway."""
 
 
 class ServeProcess:
