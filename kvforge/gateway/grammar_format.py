@@ -1,14 +1,14 @@
 """Calls that are no JSON objects: their guides are grammars, of which a format says what one call looks like."""
 
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvforge.gateway.call_reader import CallReader, with_token_marks
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
-from kvforge.gateway.tool_format import TEXT_RULE, TokenOf, ToolFormat, after_thoughts, quoted
+from kvforge.gateway.tool_format import TEXT_RULE, ToolFormat, quoted
+from kvforge.gateway.written_format import TokenOf, spelled
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 Mark = Callable[[str], str]
@@ -23,11 +23,8 @@ class Speller:
     token_of: TokenOf
 
     def __call__(self, text: str) -> str:
-        tokens = {mark: token for mark in self.marks if (token := self.token_of(mark)) is not None}
-        if not tokens:
-            return quoted(text) if text else ""
-        parts = re.split("(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")", text)
-        return " ".join(f"<[{tokens[part]}]>" if part in tokens else quoted(part) for part in parts if part)
+        pieces = spelled(text, self.marks, self.token_of)
+        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in pieces)
 
     def text_before(self, rule: str, mark: str) -> tuple[str, list[str]]:
         """What matches any text and the mark that ends it, and the rules that it needs."""
@@ -92,9 +89,7 @@ class GrammarFormat(ToolFormat):
         calls = f"start: {self._several(parallel, spell)} {spell(self.wraps[1])}"
         return self._grammar([calls], functions, spell)
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         first = self.wraps[0] or self.notation.begins
@@ -102,9 +97,9 @@ class GrammarFormat(ToolFormat):
         rest = spell(self.prefix.removeprefix(first))
         if self.wraps[0]:
             calls = f"calls: {begun} {rest} {self._several(parallel, spell)} {spell(self.wraps[1])}"
-            return self._grammar([*after_thoughts("TEXT | calls", thoughts), calls, *rules], functions, spell)
-        start = after_thoughts(f"(call){'*' if parallel else '?'} TEXT", thoughts)
-        return self._grammar([*start, f"call: {begun} {rest} one", *rules], functions, spell)
+            return self._grammar(["start: TEXT | calls", calls, *rules], functions, spell)
+        start = f"start: (call){'*' if parallel else '?'} TEXT"
+        return self._grammar([start, f"call: {begun} {rest} one", *rules], functions, spell)
 
     def _several(self, parallel: bool, spell: Speller) -> str:
         return f"one ({spell(self.joins + self._begins)} one)*" if parallel else "one"

@@ -1,7 +1,6 @@
 """Calls that are JSON objects with the function's name and its arguments."""
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,8 @@ from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.schemas import moved
-from kvforge.gateway.tool_format import (
-    TEXT_RULE,
-    WHITESPACE,
-    TokenOf,
-    ToolFormat,
-    after_thoughts,
-    quoted,
-    with_whitespace,
-)
+from kvforge.gateway.tool_format import TEXT_RULE, WHITESPACE, ToolFormat, quoted, with_whitespace
+from kvforge.gateway.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 
@@ -58,21 +50,19 @@ class ObjectFormat(ToolFormat):
         """As ToolFormat."""
         return GuidedDecoding("json_schema", self._calls(functions, parallel))  # type: ignore[arg-type]
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         token = None if self.notation.is_object else token_of(self.notation.begins)
         if token is None:
-            return self._lazy_grammar(functions, thoughts) if thoughts else self._tags(functions)
+            return self._tags(functions)
         rules = [TEXT_RULE]
         if self.notation.opens:
             calls = with_whitespace(self._calls(functions, parallel))
-            rules += [*after_thoughts("TEXT | calls", thoughts), f'calls: TEXT <[{token}]> " "? %json {calls}']
+            rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {calls}']
             return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
         end = token_of(self.notation.closes)
         closes = quoted(self.notation.closes) if end is None else f"<[{end}]>"
-        rules += after_thoughts(f"(call){'*' if parallel else '?'} TEXT", thoughts)
+        rules += [f"start: (call){'*' if parallel else '?'} TEXT"]
         rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
         for index, function in enumerate(functions):
             begin, rest = quoted(self.gap + self.head(function.name)), quoted("}" + self.gap)
@@ -80,34 +70,17 @@ class ObjectFormat(ToolFormat):
             rules += [f"call_{index}: TEXT <[{token}]> {begin} %json {schema} {rest} {closes}"]
         return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
 
-    def _structures(self, functions: Sequence[Function]) -> list[dict[str, Any]]:
-        """How each call begins in a text, what its arguments are, and how it ends."""
+    def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
         notation = self.notation
         before = "" if notation.is_object else notation.begins + self.gap + notation.opens
         after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes
-        return [
+        structures = [
             {"begin": before + self.head(f.name), "schema": {**f.parameters, **WHITESPACE}, "end": "}" + after}
             for f in functions
         ]
-
-    def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
-        structures = self._structures(functions)
-        triggers = [item["begin"] for item in structures] if self.notation.is_object else [self.notation.begins]
+        triggers = [item["begin"] for item in structures] if notation.is_object else [notation.begins]
         tag = {"triggers": triggers, "structures": structures}
         return GuidedDecoding("structural_tag", tag)  # type: ignore[arg-type]
-
-    def _lazy_grammar(self, functions: Sequence[Function], thoughts: Collection[int]) -> GuidedDecoding:
-        """The same as a grammar, since tags do not know of tokens that are no text."""
-        structures = self._structures(functions)
-        rules = [TEXT_RULE, *after_thoughts("(call)* TEXT", thoughts)]
-        rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
-        for index, item in enumerate(structures):
-            trigger = item["begin"] if self.notation.is_object else self.notation.begins
-            rest = item["begin"].removeprefix(trigger)
-            rules += [f"begun_{index}[lazy]: TEXT {quoted(trigger)}"]
-            body = f"{quoted(rest) if rest else ''} %json {json.dumps(item['schema'], ensure_ascii=False)}"
-            rules += [f"call_{index}: begun_{index} {body} {quoted(item['end'])}"]
-        return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
 
     def head(self, name: str) -> str:
         """How a call of the function begins where the guide knows calls by their beginning."""

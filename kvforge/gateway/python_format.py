@@ -9,7 +9,8 @@ from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.python_call import PythonCall
 from kvforge.gateway.schema_relaxing import hoisted, with_definitions
-from kvforge.gateway.tool_format import TokenOf, after_thoughts, quoted, with_whitespace
+from kvforge.gateway.tool_format import quoted, with_whitespace
+from kvforge.gateway.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 _GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
@@ -34,9 +35,7 @@ class PythonFormat(GrammarFormat):
         names = {key for key in schema.get("properties", {}) if _is_name(key)}
         return found | ({"required"} if set(schema.get("required", ())) - names else set())
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         more = f"({spell(self.joins)} one)*" if parallel else ""
@@ -45,7 +44,7 @@ class PythonFormat(GrammarFormat):
         ]
         first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
         calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
-        return self._grammar([*after_thoughts("TEXT | calls", thoughts), calls, *begun], functions, spell)
+        return self._grammar(["start: TEXT | calls", calls, *begun], functions, spell)
 
     def _several(self, parallel: bool, spell: Speller) -> str:
         return f"one ({spell(self.joins)} one)*" if parallel else "one"

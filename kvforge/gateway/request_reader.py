@@ -18,13 +18,13 @@ from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
+from kvforge.gateway.prompts import chat_text, completion_prompts, encode, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
-from kvforge.gateway.thinking import thinking_after
+from kvforge.gateway.thinking import behind_reasoning, has_begun, thinking
 from kvforge.gateway.tool_guides import ToolGuide
 from kvforge.gateway.tool_use import tool_use
 from kvforge.runtime.requests.params import SamplingParams
@@ -104,10 +104,13 @@ class RequestReader:
     def _chat(self, fields: Fields) -> ParsedRequest:
         tools = read_tools(fields)
         use = tool_use(self._model, fields, tools)
+        is_forced = use.calls is not None and use.calls.forced
+        text = chat_text(self._model, fields, None if tools is None else tools.shown, is_forced)
+        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
+        begun = has_begun(self._model, text, None if last is None else last["content"])
+        use = behind_reasoning(self._model, fields, use, begun)
         calls = use.calls
-        prompt = chat_prompt(
-            self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
-        )
+        prompt = encode(self._model, text + ("" if calls is None else calls.prefix), False, "messages")
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
@@ -122,12 +125,9 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        is_guided = use.guide is not None and (calls is None or calls.forced)
-        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
-        thinking = thinking_after(self._model, prompt, is_guided, None if last is None else last["content"])
         return self._asked(
-            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls, thinking=thinking,
-            looser=use.looser,
+            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls,
+            thinking=thinking(self._model, begun), looser=use.looser,
         )  # fmt: skip
 
     def _asked(

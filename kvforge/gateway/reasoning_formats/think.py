@@ -79,4 +79,5 @@ FORMAT = ReasoningFormat(
     reader=_ThinkReader,
     begins=_BEGINS,
     ends=_ENDS,
+    breaks=3,
 )

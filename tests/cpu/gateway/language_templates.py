@@ -1,13 +1,27 @@
 """Chat templates that write calls as the models' own ones do, and else as little as possible: the content, then the
 calls."""
 
+import json
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+Written = list[tuple[str, dict[str, Any]]]
+"""Calls: a function's name and its arguments."""
 _EACH = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set f = c.function %}"
 _DONE = "{% endfor %}{% endfor %}"
 _ITEMS = "{% for key, value in f.arguments.items() %}"
 _DEEPSEEK = "{% if loop.first %}<｜tool▁calls▁begin｜>{% endif %}<｜tool▁call▁begin｜>"
 _DEEPSEEK_END = "<｜tool▁call▁end｜>{% if loop.last %}<｜tool▁calls▁end｜>{% endif %}"
 
+_ARGUMENTS = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+
 TEMPLATES = {
+    "hermes": _EACH + "{{ '\n' if not loop.first or m.content }}<tool_call>\n" + _ARGUMENTS + "{{ '\n' }}</tool_call>"
+    + _DONE,
+    "llama3_json": "{# <|start_header_id|> #}" + _EACH + "{{ '\n' if not loop.first }}"
+    '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}' + _DONE,
+    "mistral": _EACH + "{{ '[TOOL_CALLS][' if loop.first }}" + _ARGUMENTS + "{{ ']' if loop.last else ', ' }}" + _DONE,
     "qwen3_coder": _EACH + "{{ '\n' if not loop.first }}<tool_call>\n<function={{ f.name }}>\n" + _ITEMS
     + "<parameter={{ key }}>\n"
     "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
@@ -25,3 +39,23 @@ TEMPLATES = {
 }  # fmt: skip
 AS_TEXT = ("deepseek_v3", "deepseek_v31")
 """Those that take arguments as text."""
+
+
+def messages(content: str, calls: Written, as_text: bool) -> list[dict[str, Any]]:
+    """A conversation of one turn with these calls."""
+    written = [
+        {
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a},
+        }
+        for name, a in calls
+    ]
+    return [{"role": "assistant", "content": content, "tool_calls": written}]
+
+
+def by_transformers(name: str, content: str, calls: Written) -> str:
+    """What the template of a language writes."""
+    rendered, _ = render_jinja_template(
+        [messages(content, calls, name in AS_TEXT)], chat_template=TEMPLATES[name], return_assistant_tokens_mask=False
+    )
+    return str(rendered[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
 from kvforge.gateway import functions, guides, request_fields, responses_request
 from kvforge.gateway.endpoints import Endpoint
@@ -79,6 +79,7 @@ CHAT = COMMON | {
     "continue_final_message": Pair(True, False, {"add_generation_prompt": False}),
     "tools": Pair([TOOL], []), "tool_choice": CHOICE, "parallel_tool_calls": Pair(True, False, {"tools": [TOOL]}),
     "reasoning_effort": Pair("low", "high"), "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
+    "thinking_token_budget": Pair(5, 6),
 }  # fmt: skip
 RESPONSES = {name: dataclasses.replace(pair, more={}) for name, pair in SAMPLING.items()} | {
     "input": Pair("a", "b"), "instructions": Pair("a", "b"), "max_output_tokens": Pair(5, 6),
@@ -198,9 +199,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     engine: Path = write_engine_files(folder / "tiny")
     tokenizer = Tokenizer.from_file(str(engine / TOKENIZER_DIR / "tokenizer.json"))
     first = (tokenizer.id_to_token(1), 1)
+    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
     tokenizer.save(str(engine / TOKENIZER_DIR / "tokenizer.json"))
-    options = GatewayOptions(engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes")
+    options = GatewayOptions(
+        engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes", reasoning_format="think"
+    )
     return RequestReader(ServedModel.load(options), options)
 
 

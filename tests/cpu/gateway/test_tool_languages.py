@@ -1,13 +1,12 @@
-"""Calls that are no JSON objects: written by a template, read however the text is cut, written again as before."""
+"""Calls written by a template, read however the text is cut, written again as before; and those that are no JSON
+objects in every other respect, which test_tool_formats.py has for objects."""
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvforge.gateway.answer_reader import AnswerReader
 from kvforge.gateway.call_events import Event
@@ -23,12 +22,12 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
 from tests.cpu.gateway.events import cut, put_together
-from tests.cpu.gateway.language_templates import AS_TEXT, TEMPLATES
+from tests.cpu.gateway.language_templates import TEMPLATES, Written, by_transformers
 from tests.support.models.checkpoints import write_byte_tokenizer
 
-OTHERS = {name: form for name, form in formats().items() if name != "harmony"}
+FORMATS = {name: form for name, form in formats().items() if name != "harmony"}
 """But for the one that is read with the reasoning, in test_harmony_tools.py."""
-LANGUAGES = {name: form for name, form in OTHERS.items() if isinstance(form, GrammarFormat)}
+LANGUAGES = {name: form for name, form in FORMATS.items() if isinstance(form, GrammarFormat)}
 TYPES = {
     "f": {"city": ["string"], "note": ["string"], "days": ["number"], "where": ["array"], "opts": ["object"],
           "wind": ["number"], "size": ["null", "number"]},
@@ -36,13 +35,14 @@ TYPES = {
     "a.b-c": {"x": ["string"]},
 }  # fmt: skip
 """Of the arguments of each function."""
-Written = list[tuple[str, dict[str, Any]]]
 
-every_language = pytest.mark.parametrize("name", LANGUAGES)
+every_language = pytest.mark.parametrize("name", FORMATS)
+written_otherwise = pytest.mark.parametrize("name", LANGUAGES)
+"""Than as JSON objects."""
 
 
 def reader_of(name: str, tokens: tuple[str, ...] = (), forced: bool = False, parallel: bool = True) -> AnswerReader:
-    calls = Calls(name, TYPES, LANGUAGES[name].prefix if forced else "", forced, parallel, tokens)
+    calls = Calls(name, TYPES, FORMATS[name].prefix if forced else "", forced, parallel, tokens)
     return AnswerReader(ParsedRequest(b"", (), 1, (), None, False, False, calls=calls))
 
 
@@ -80,24 +80,6 @@ def any_calls(rng: random.Random, parts: list[str]) -> Written:
     return [(name, {key: make[key]() for key in TYPES[name] if rng.random() < 0.6}) for name in names]
 
 
-def messages(content: str, calls: Written, as_text: bool) -> list[dict[str, Any]]:
-    written = [
-        {
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a},
-        }
-        for name, a in calls
-    ]
-    return [{"role": "assistant", "content": content, "tool_calls": written}]
-
-
-def by_transformers(name: str, content: str, calls: Written) -> str:
-    rendered, _ = render_jinja_template(
-        [messages(content, calls, name in AS_TEXT)], chat_template=TEMPLATES[name], return_assistant_tokens_mask=False
-    )
-    return str(rendered[0])
-
-
 @every_language
 def test_a_language_is_found_by_its_template(name: str) -> None:
     found = recognised(TEMPLATES[name])
@@ -108,15 +90,15 @@ def test_a_language_is_found_by_its_template(name: str) -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) -> None:
     """50 random conversations, cut anywhere, with what is a mark in text and in tokens."""
-    form = LANGUAGES[name]
+    form = FORMATS[name]
     ends = {mark for mark in ("</parameter>", "</arg_value>") if name in ("qwen3_coder", "glm45")}
-    parts = [mark[:-1] for mark in form.marks] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
+    parts = [mark[:-1] for mark in form.markers] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
     for seed in range(part * 50, part * 50 + 50):
         rng = random.Random(seed)
         calls, content = any_calls(rng, parts), rng.choice(["", "so:", "é\n\nx"])
         text = by_transformers(name, content, calls)
         assert not any(text.count(end) > text.count("<" + end[2:5]) for end in ends)
-        for tokens in ((), form.marks):
+        for tokens in ((), form.markers):
             marked = with_token_marks(text, tokens)
             found, read_calls = read(reader_of(name, tokens), [marked])
             assert found == content.rstrip(), text
@@ -163,14 +145,14 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@every_language
+@written_otherwise
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_only_looked_like_a_call_is_content(name: str, text: str) -> None:
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
         assert read(reader_of(name), pieces) == (text, [])
 
 
-@every_language
+@written_otherwise
 def test_any_text_is_read_alike_however_it_is_cut(name: str) -> None:
     """Of marks and pieces of them in any order; what is no call is content, letter by letter."""
     form = LANGUAGES[name]
@@ -188,7 +170,7 @@ def test_any_text_is_read_alike_however_it_is_cut(name: str) -> None:
 
 def stripped(name: str, text: str) -> str:
     """A text without what may stand around calls and says nothing."""
-    for mark in LANGUAGES[name].notation.ignored:
+    for mark in FORMATS[name].notation.ignored:
         text = text.replace(mark, "")
     return text.replace(" ", "").replace("\n", "")
 
@@ -281,7 +263,7 @@ def matches(tokenizer: Tokenizer, guide: Any, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@every_language
+@written_otherwise
 def test_guides(name: str, tokenizer: Tokenizer) -> None:
     form = LANGUAGES[name]
 
@@ -309,7 +291,7 @@ def test_guides(name: str, tokenizer: Tokenizer) -> None:
         assert not matches(tokenizer, one, by_transformers(name, "", GOOD[:2]))
 
 
-@every_language
+@written_otherwise
 def test_forced_answers_are_read_from_the_prefix_on(name: str) -> None:
     form = LANGUAGES[name]
     for calls in ([GOOD[1]], GOOD[:2]):
@@ -334,38 +316,3 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     }  # fmt: skip
     assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("marks_are_tokens", [True, False])
-@pytest.mark.parametrize("special", [True, False])
-def test_guides_of_free_answers_let_a_model_think(
-    tmp_path: Path, name: str, marks_are_tokens: bool, special: bool
-) -> None:
-    """Marks of reasoning that are tokens, special or not, are no text to a grammar."""
-    write_byte_tokenizer(tmp_path)
-    tokenizer = Tokenizer.from_dir(tmp_path)
-    assert tokenizer is not None
-    form = OTHERS[name]
-    thinking = ("<think>", "</think>")
-    marks = sorted({*thinking, *(form.markers if marks_are_tokens else ())})
-    tokenizer.backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
-
-    def token_of(text: str) -> int | None:
-        return tokenizer.backend.token_to_id(text) if text in marks else None
-
-    thoughts = [tokenizer.backend.token_to_id(mark) for mark in thinking]
-    objects = {"hermes": '<tool_call>\n{"name": "f", "arguments": ARGS}\n</tool_call>',
-               "llama3_json": '{"name": "f", "parameters": ARGS}',
-               "mistral": '[TOOL_CALLS][{"name": "f", "arguments": ARGS}]'}  # fmt: skip
-
-    def call(age: int) -> str:
-        if name in objects:
-            return objects[name].replace("ARGS", json.dumps({"age": age}))
-        return by_transformers(name, "", [("f", {"age": age})])
-
-    guide = form.free(FUNCTIONS, True, token_of, thoughts)
-    for before in ("", "<think>\nso\n</think>\n\n", "so\n</think>", "<think></think>"):
-        assert matches(tokenizer, guide, f"{before}hello")
-        assert matches(tokenizer, guide, f"{before}{call(5)}"), before
-        assert name == "pythonic" or not matches(tokenizer, guide, f"{before}{call(-5)}"), before
