@@ -7,6 +7,7 @@ from typing import Any
 from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function
+from kvforge.gateway.grammar_format import Speller
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.schemas import moved
 from kvforge.gateway.tool_format import TEXT_RULE, WHITESPACE, ToolFormat, quoted, with_whitespace
@@ -19,17 +20,19 @@ class ObjectFormat(ToolFormat):
     """Attributes:
     key: the member of a call that holds its arguments.
     gap: what stands between the notation's marks and the object.
+    ends: what stands behind a list of calls.
     """
 
     key: str = "arguments"
     gap: str = ""
+    ends: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """As ToolFormat."""
         notation = self.notation
         own = () if notation.is_object or notation.opens else (notation.closes,)
-        return (*(() if notation.is_object else (notation.begins,)), *own, *notation.ignored)
+        return (*(() if notation.is_object else (notation.begins,)), *own, *notation.also, *notation.ignored)
 
     @property
     def prefix(self) -> str:
@@ -57,8 +60,11 @@ class ObjectFormat(ToolFormat):
             return self._tags(functions)
         rules = [TEXT_RULE]
         if self.notation.opens:
-            calls = with_whitespace(self._calls(functions, parallel))
-            rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {calls}']
+            calls, spell = with_whitespace(self._calls(functions, parallel)), Speller(self.markers, token_of)
+            begun = [spell.text_before(f"begun_{index}", mark) for index, mark in enumerate(self._all_begins)]
+            begins = " | ".join(text for text, _ in begun)
+            rules += ["start: TEXT | calls", f'calls: ({begins}) " "? %json {calls} {spell(self.ends)}']
+            rules += [rule for _, needed in begun for rule in needed]
             return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
         end = token_of(self.notation.closes)
         closes = quoted(self.notation.closes) if end is None else f"<[{end}]>"
@@ -72,15 +78,20 @@ class ObjectFormat(ToolFormat):
 
     def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
         notation = self.notation
-        before = "" if notation.is_object else notation.begins + self.gap + notation.opens
-        after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes
+        befores = [""] if notation.is_object else [mark + self.gap + notation.opens for mark in self._all_begins]
+        after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes + self.ends
         structures = [
             {"begin": before + self.head(f.name), "schema": {**f.parameters, **WHITESPACE}, "end": "}" + after}
+            for before in befores
             for f in functions
         ]
-        triggers = [item["begin"] for item in structures] if notation.is_object else [notation.begins]
+        triggers = [item["begin"] for item in structures] if notation.is_object else [*self._all_begins]
         tag = {"triggers": triggers, "structures": structures}
         return GuidedDecoding("structural_tag", tag)  # type: ignore[arg-type]
+
+    @property
+    def _all_begins(self) -> tuple[str, ...]:
+        return (self.notation.begins, *self.notation.also)
 
     def head(self, name: str) -> str:
         """How a call of the function begins where the guide knows calls by their beginning."""

@@ -1,4 +1,4 @@
-"""Calls in Python's notation, in a list."""
+"""Calls in Python's notation."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,11 @@ _GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
 
 @dataclass(frozen=True)
 class PythonFormat(GrammarFormat):
-    """A list of calls has no mark of its own: in free text a guide knows one by its beginning, as far as the first
-    call's bracket."""
+    """Attributes:
+    ends: what stands behind a call's bracket.
+    """
+
+    ends: str = ""
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
         """As GrammarFormat."""
@@ -34,20 +37,6 @@ class PythonFormat(GrammarFormat):
             found.add("additionalProperties")
         names = {key for key in schema.get("properties", {}) if _is_name(key)}
         return found | ({"required"} if set(schema.get("required", ())) - names else set())
-
-    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
-        spell = Speller(self.marks, token_of)
-        more = f"({spell(self.joins)} one)*" if parallel else ""
-        begun = [
-            f"begun_{i}[lazy]: TEXT {quoted(self.notation.begins + f.name + '(')}" for i, f in enumerate(functions)
-        ]
-        first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
-        calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
-        return self._grammar(["start: TEXT | calls", calls, *begun], functions, spell)
-
-    def _several(self, parallel: bool, spell: Speller) -> str:
-        return f"one ({spell(self.joins)} one)*" if parallel else "one"
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
         """As GrammarFormat. Arguments come in the schema's order, others behind them."""
@@ -64,7 +53,7 @@ class PythonFormat(GrammarFormat):
         is_open = schema.get("additionalProperties", True) is not False
         return [
             f"{name}: {quoted(function.name + '(')} {rest}",
-            f'{rest}: {name}_first ")"',
+            f"{rest}: {name}_first {quoted(')' + self.ends)}",
             *found,
             *_in_order(name, steps, is_open),
         ]
@@ -72,6 +61,26 @@ class PythonFormat(GrammarFormat):
     def common_rules(self, spell: Speller) -> list[str]:
         """As GrammarFormat: an argument that no schema speaks of."""
         return [f'other: /[A-Za-z_][A-Za-z0-9_]*/ "=" %json {with_whitespace({})}']
+
+
+@dataclass(frozen=True)
+class PythonListFormat(PythonFormat):
+    """A list of calls has no mark of its own: in free text a guide knows one by its beginning, as far as the first
+    call's bracket."""
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+        """As ToolFormat."""
+        spell = Speller(self.marks, token_of)
+        more = f"({spell(self.joins)} one)*" if parallel else ""
+        begun = [
+            f"begun_{i}[lazy]: TEXT {quoted(self.notation.begins + f.name + '(')}" for i, f in enumerate(functions)
+        ]
+        first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
+        calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
+        return self._grammar(["start: TEXT | calls", calls, *begun], functions, spell)
+
+    def _several(self, parallel: bool, spell: Speller) -> str:
+        return f"one ({spell(self.joins)} one)*" if parallel else "one"
 
 
 def _in_order(name: str, steps: Sequence[tuple[str, bool]], is_open: bool) -> list[str]:

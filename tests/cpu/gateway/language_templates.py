@@ -14,6 +14,7 @@ _ITEMS = "{% for key, value in f.arguments.items() %}"
 _DEEPSEEK = "{% if loop.first %}<｜tool▁calls▁begin｜>{% endif %}<｜tool▁call▁begin｜>"
 _DEEPSEEK_END = "<｜tool▁call▁end｜>{% if loop.last %}<｜tool▁calls▁end｜>{% endif %}"
 
+_PYTHON = "{% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}"
 _ARGUMENTS = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 
 TEMPLATES = {
@@ -22,6 +23,12 @@ TEMPLATES = {
     "llama3_json": "{# <|start_header_id|> #}" + _EACH + "{{ '\n' if not loop.first }}"
     '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}' + _DONE,
     "mistral": _EACH + "{{ '[TOOL_CALLS][' if loop.first }}" + _ARGUMENTS + "{{ ']' if loop.last else ', ' }}" + _DONE,
+    "phi4_mini": "{# <|tool|><|/tool|> #}" + _EACH + "{{ '<|tool_call|>[' if loop.first }}" + _ARGUMENTS
+    + "{{ ']<|/tool_call|>' if loop.last else ', ' }}" + _DONE,
+    "granite": "{# <|start_of_role|> #}" + _EACH + "{{ '<|tool_call|>[' if loop.first }}" + _ARGUMENTS
+    + "{{ ']' if loop.last else ', ' }}" + _DONE,
+    "gemma3": _EACH + "{{ '\n' if not loop.first }}```tool_code{{ '\n' }}{{ f.name }}(" + _PYTHON + "){{ '\n' }}```"
+    + _DONE,
     "qwen3_coder": _EACH + "{{ '\n' if not loop.first }}<tool_call>\n<function={{ f.name }}>\n" + _ITEMS
     + "<parameter={{ key }}>\n"
     "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
@@ -34,8 +41,7 @@ TEMPLATES = {
     "{{ '\n```json\n' + f.arguments + '\n```' }}" + _DEEPSEEK_END + _DONE,
     "deepseek_v31": _EACH + _DEEPSEEK + "{{ f.name + '<｜tool▁sep｜>' + f.arguments }}" + _DEEPSEEK_END + _DONE,
     "pythonic": _EACH + "{# as [func_name1(name=value)] #}{{ '[' if loop.first else ', ' }}{{ f.name }}("
-    "{% for key, value in f.arguments.items() %}{{ key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
-    "{{ ']' if loop.last }}" + _DONE,
+    + _PYTHON + "){{ ']' if loop.last }}" + _DONE,
 }  # fmt: skip
 AS_TEXT = ("deepseek_v3", "deepseek_v31")
 """Those that take arguments as text."""

@@ -141,6 +141,7 @@ HOSTILE = [
     "[TOOL_CALLS]zzz[ARGS]{}", "[TOOL_CALLS]f{}", "[", "[f", "[f(", "[f(5)]", "[f(a", "[g(a=1)]", "[1, 2, f(a=1)]",
     "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>zzz\n```json\n{}\n```",
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
+    "```tool_code", "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```", "```\nf()\n```",
     "<tool_call>\n<function=f>\nhello", "[TOOL_CALLS]" + "f" * 300, "<tool_call>" + "f" * 300,
 ]  # fmt: skip
 
@@ -194,6 +195,8 @@ def stripped(name: str, text: str) -> str:
          "```json\n{\n  \"days\": 3\n}\n```\n<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [("f", '{\n  "days": 3\n}')]),
         ("pythonic", "<|python_start|>[f(city='Zürich, \\'CH\\'', days=3), get_weather()]<|python_end|>",
          [("f", '{"city": "Zürich, \'CH\'", "days": 3}'), ("get_weather", "{}")]),
+        ("gemma3", "```tool_code\nf(city='Zürich', days=3)\n```\n```tool_code\nget_weather()```",
+         [("f", '{"city": "Zürich", "days": 3}'), ("get_weather", "{}")]),
         ("pythonic", "[f(opts={'a': [True, None]}, city=San Francisco)]",
          [("f", '{"opts": {"a": [true, null]}, "city": "San Francisco"}')]),
     ],
@@ -203,9 +206,9 @@ def test_calls_as_models_also_write_them(name: str, text: str, calls: list) -> N
         assert read(reader_of(name), pieces) == ("", calls)
 
 
-@pytest.mark.parametrize("name", sorted(LANGUAGES.keys() - {"pythonic"}))
+@pytest.mark.parametrize("name", sorted(name for name, form in LANGUAGES.items() if form.notation.begins in form.marks))
 def test_marks_that_are_tokens_cannot_be_spelt(name: str) -> None:
-    """But for the list of Python's notation, which has no mark of its own."""
+    """But for Python's notation, whose marks are text."""
     form = LANGUAGES[name]
     text = by_transformers(name, "", [("f", {"city": "x"})])
     assert read(reader_of(name, form.marks), [text]) == (text, [])
