@@ -109,3 +109,21 @@ class GrammarFormat(ToolFormat):
         bodies = [rule for index, entry in enumerate(functions) for rule in self.rules(entry, f"call_{index}", spell)]
         lines = [TEXT_RULE, *rules, one, *bodies, *self.common_rules(spell)]
         return GuidedDecoding("ebnf_grammar", "\n".join(lines) + "\n")
+
+
+def in_order(name: str, steps: Sequence[tuple[str, bool]], other: str | None, joint: str) -> list[str]:
+    """Rules of steps with `joint` between them, of which those that are not needed may lack, and of any number of the
+    rule `other` behind them: `name`_first from the first one on, `name`_then_N from step N on, behind others."""
+    others = f"{other} ({quoted(joint)} {other})*"
+    last = '""' if other is None else f"({others})?"
+    behind_all = '""' if other is None else f"({quoted(joint)} {others})?"
+    rules = [f"{name}_then_{len(steps)}: {behind_all}"]
+    firsts = []
+    for index, (step, is_needed) in enumerate(steps):
+        behind = f"{name}_then_{index + 1}"
+        rules.append(f"{name}_then_{index}: {quoted(joint)} {step} {behind}" + ("" if is_needed else f" | {behind}"))
+        if all(not needed for _, needed in steps[:index]):
+            firsts.append(f"{step} {behind}")
+    if all(not needed for _, needed in steps):
+        firsts.append(last)
+    return [f"{name}_first: " + " | ".join(firsts), *rules]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
-from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
+from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller, in_order
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.python_call import PythonCall
 from kvforge.gateway.schema_relaxing import hoisted, with_definitions
@@ -55,7 +55,7 @@ class PythonFormat(GrammarFormat):
             f"{name}: {quoted(function.name + '(')} {rest}",
             f"{rest}: {name}_first {quoted(')' + self.ends)}",
             *found,
-            *_in_order(name, steps, is_open),
+            *in_order(name, steps, "other" if is_open else None, ", "),
         ]
 
     def common_rules(self, spell: Speller) -> list[str]:
@@ -81,23 +81,6 @@ class PythonListFormat(PythonFormat):
 
     def _several(self, parallel: bool, spell: Speller) -> str:
         return f"one ({spell(self.joins)} one)*" if parallel else "one"
-
-
-def _in_order(name: str, steps: Sequence[tuple[str, bool]], is_open: bool) -> list[str]:
-    """Rules of steps with commas between them, of which those that are not needed may lack: `name`_first from the first
-    one on, `name`_then_N from step N on, behind others."""
-    others = 'other (", " other)*'
-    last = f"({others})?" if is_open else '""'
-    rules = [f"{name}_then_{len(steps)}: " + (f'(", " {others})?' if is_open else '""')]
-    firsts = []
-    for index, (step, is_needed) in enumerate(steps):
-        behind = f"{name}_then_{index + 1}"
-        rules.append(f'{name}_then_{index}: ", " {step} {behind}' + ("" if is_needed else f" | {behind}"))
-        if all(not needed for _, needed in steps[:index]):
-            firsts.append(f"{step} {behind}")
-    if all(not needed for _, needed in steps):
-        firsts.append(last)
-    return [f"{name}_first: " + " | ".join(firsts), *rules]
 
 
 def _is_name(key: str) -> bool:

@@ -29,6 +29,11 @@ TEMPLATES = {
     + "{{ ']' if loop.last else ', ' }}" + _DONE,
     "gemma3": _EACH + "{{ '\n' if not loop.first }}```tool_code{{ '\n' }}{{ f.name }}(" + _PYTHON + "){{ '\n' }}```"
     + _DONE,
+    "gemma4": "{% macro written(v) %}{% if v is string %}<|\"|>{{ v }}<|\"|>{% elif v is boolean %}{{ v | lower }}"
+    "{% elif v is mapping %}{{ '{' }}{% for key, one in v | dictsort %}{{ key }}:{{ written(one) }}"
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for one in v %}{{ written(one) }}"
+    "{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+    + _EACH + "<|tool_call>call:{{ f.name }}{{ written(f.arguments) }}<tool_call|>" + _DONE,
     "qwen3_coder": _EACH + "{{ '\n' if not loop.first }}<tool_call>\n<function={{ f.name }}>\n" + _ITEMS
     + "<parameter={{ key }}>\n"
     "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"

@@ -28,6 +28,8 @@ from tests.support.models.checkpoints import write_byte_tokenizer
 FORMATS = {name: form for name, form in formats().items() if name != "harmony"}
 """But for the one that is read with the reasoning, in test_harmony_tools.py."""
 LANGUAGES = {name: form for name, form in FORMATS.items() if isinstance(form, GrammarFormat)}
+PLAIN_NAMES = ("gemma4",)
+"""Languages that write names of members without quotation marks, also inside of arguments."""
 TYPES = {
     "f": {"city": ["string"], "note": ["string"], "days": ["number"], "where": ["array"], "opts": ["object"],
           "wind": ["number"], "size": ["null", "number"]},
@@ -68,8 +70,14 @@ def any_json(rng: random.Random, parts: list[str], depth: int = 2) -> Any:
     return (any_text(rng, parts), rng.randrange(-99, 99), rng.uniform(-9, 9))[kind]
 
 
-def any_calls(rng: random.Random, parts: list[str]) -> Written:
-    """Of the types that TYPES says."""
+def any_calls(rng: random.Random, parts: list[str], any_names: bool = True) -> Written:
+    """Of the types that TYPES says; names inside them are any texts, or plain ones."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict) and not any_names:
+            return {f"k{index}": plain(inner) for index, inner in enumerate(value.values())}
+        return list(map(plain, value)) if isinstance(value, list) else value
+
     make = {
         "city": lambda: any_text(rng, parts), "note": lambda: any_text(rng, parts), "x": lambda: any_text(rng, parts),
         "days": lambda: rng.randrange(99), "wind": lambda: rng.uniform(-9, 9), "size": lambda: rng.randrange(9),
@@ -77,7 +85,7 @@ def any_calls(rng: random.Random, parts: list[str]) -> Written:
         "opts": lambda: {any_text(rng, parts): any_json(rng, parts) for _ in range(rng.randrange(3))},
     }  # fmt: skip
     names = [rng.choice(list(TYPES)) for _ in range(rng.randrange(1, 4))]
-    return [(name, {key: make[key]() for key in TYPES[name] if rng.random() < 0.6}) for name in names]
+    return [(name, {key: plain(make[key]()) for key in TYPES[name] if rng.random() < 0.6}) for name in names]
 
 
 @every_language
@@ -95,7 +103,8 @@ def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) 
     parts = [mark[:-1] for mark in form.markers] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
     for seed in range(part * 50, part * 50 + 50):
         rng = random.Random(seed)
-        calls, content = any_calls(rng, parts), rng.choice(["", "so:", "é\n\nx"])
+        calls = any_calls(rng, parts, name not in PLAIN_NAMES)
+        content = rng.choice(["", "so:", "é\n\nx"])
         text = by_transformers(name, content, calls)
         assert not any(text.count(end) > text.count("<" + end[2:5]) for end in ends)
         for tokens in ((), form.markers):
@@ -118,7 +127,7 @@ def test_half_of_what_a_template_writes_loses_nothing(name: str) -> None:
     """Every beginning of an answer: content as it is, or the beginning of the calls."""
     rng = random.Random(1)
     for _ in range(20):
-        calls = any_calls(rng, ["<tool"])
+        calls = any_calls(rng, ["<tool"], name not in PLAIN_NAMES)
         text = by_transformers(name, "so: ", calls)
         _, whole = read(reader_of(name), [text])
         for end in range(len(text)):
@@ -141,7 +150,9 @@ HOSTILE = [
     "[TOOL_CALLS]zzz[ARGS]{}", "[TOOL_CALLS]f{}", "[", "[f", "[f(", "[f(5)]", "[f(a", "[g(a=1)]", "[1, 2, f(a=1)]",
     "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>zzz\n```json\n{}\n```",
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
-    "```tool_code", "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```", "```\nf()\n```",
+    "<|tool_call>", "<|tool_call>call:", "<|tool_call>call:f", "<|tool_call>call:zzz{}<tool_call|>", "<|tool_call>f{}",
+    "<|tool_call>call:f[1]", "```tool_code", "```\nf()\n```",
+    "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```",
     "<tool_call>\n<function=f>\nhello", "[TOOL_CALLS]" + "f" * 300, "<tool_call>" + "f" * 300,
 ]  # fmt: skip
 
@@ -197,6 +208,11 @@ def stripped(name: str, text: str) -> str:
          [("f", '{"city": "Zürich, \'CH\'", "days": 3}'), ("get_weather", "{}")]),
         ("gemma3", "```tool_code\nf(city='Zürich', days=3)\n```\n```tool_code\nget_weather()```",
          [("f", '{"city": "Zürich", "days": 3}'), ("get_weather", "{}")]),
+        ("gemma4", '<|tool_call>call:f{ city: <|"|>Zürich, {"CH"}<|"|> , days:3,\n where:[ 1 , <|"|>a<|"|> ,{b:none}]}'
+         '<tool_call|>', [("f", '{"city": "Zürich, {\\"CH\\"}", "days": 3, "where": [1, "a", {"b": "none"}]}')]),
+        ("gemma4", '<|tool_call>call:f{city:12,opts:{<|"|>a<|"|>:None,b:Yes we can},size:null}<tool_call|>'
+         "<|tool_call>call:get_weather{}<tool_call|>",
+         [("f", '{"city": "12", "opts": {"a": null, "b": "Yes we can"}, "size": null}'), ("get_weather", "{}")]),
         ("pythonic", "[f(opts={'a': [True, None]}, city=San Francisco)]",
          [("f", '{"opts": {"a": [true, null]}, "city": "San Francisco"}')]),
     ],
@@ -319,3 +335,67 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     }  # fmt: skip
     assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
+
+
+DEEP = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/Tree"},
+        "Kind": {"enum": ["a", 1, None, [True, {"x": "y"}]]},
+        "rows": {"type": "array", "items": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "string"}]}},
+        "map": {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": {"type": "number"}},
+        "free": {},
+    },
+    "required": ["Kind"],
+    "additionalProperties": False,
+    "$defs": {
+        "Tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/Tree"}}, "additionalProperties": False}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_good"),
+    [
+        ({"Kind": "a"}, True),
+        ({"Kind": 1, "tree": {"left": {"left": {}}}}, True),
+        ({"Kind": None, "rows": [1, "x<", 9], "free": {"a": [1.5, {"b": "c"}]}}, True),
+        ({"Kind": [True, {"x": "y"}], "map": {"n": True, "other": 5}}, True),
+        ({"Kind": 1, "free": "text"}, True),
+        ({}, False),
+        ({"Kind": "b"}, False),
+        ({"Kind": 1, "tree": {"right": {}}}, False),
+        ({"Kind": 1, "rows": [10]}, False),
+        ({"Kind": 1, "rows": 5}, False),
+        ({"Kind": 1, "map": {"n": 5}}, False),
+        ({"Kind": 1, "map": {"other": "x"}}, False),
+        ({"Kind": 1, "more": 1}, False),
+    ],
+)
+def test_schemas_inside_of_arguments_without_quotation_marks(
+    tokenizer: Tokenizer, arguments: dict[str, Any], is_good: bool
+) -> None:
+    form = LANGUAGES["gemma4"]
+
+    def token_of(text: str) -> int | None:
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return found if (found := tokenizer.backend.token_to_id(text)) in added else None
+
+    guide = form.free([Function("f", DEEP)], True, token_of)
+    text = by_transformers("gemma4", "", [("f", arguments)]).replace("None", "null")
+    assert matches(tokenizer, guide, text) == is_good, text
+    assert not form.unguided(Function("f", DEEP))
+
+
+def test_what_guides_of_braces_do_not_keep_is_said() -> None:
+    properties = {
+        "a": {"type": "string", "pattern": "^a", "maxLength": 5},
+        "b": {"type": "array", "minItems": 2},
+        "c": {"enum": ["x", "y"], "minLength": 1},
+        "d:": {"type": "string"},
+        "e": {"type": "object", "minProperties": 1},
+    }
+    found = LANGUAGES["gemma4"].unguided(
+        Function("f", {"type": "object", "properties": properties, "required": ["d:"]})
+    )
+    assert set(found) == {"pattern", "maxLength", "minItems", "minLength", "required", "minProperties"}
