@@ -92,7 +92,8 @@ class GrammarFormat(ToolFormat):
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
-        first = self.wraps[0] or self.notation.begins
+        start = self.wraps[0] or self.notation.begins
+        first = next((mark for mark in self.marks if start.startswith(mark)), start)
         begun, rules = spell.text_before("begun", first)
         rest = spell(self.prefix.removeprefix(first))
         if self.wraps[0]:

@@ -36,7 +36,8 @@ class TaggedFormat(GrammarFormat):
         if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
             found.add("additionalProperties")
         properties = schema.get("properties", {})
-        found |= {"required"} if set(schema.get("required", ())) - {k for k in properties if _can_be_said(k)} else set()
+        said = {key for key in properties if self._can_be_said(key)}
+        found |= {"required"} if set(schema.get("required", ())) - said else set()
         for part in (_named(part, schema) for part in properties.values()):
             if _is_text(part, schema) and not _is_any_text(part):
                 found |= part.keys() - {"type"}
@@ -49,7 +50,7 @@ class TaggedFormat(GrammarFormat):
         found: list[str] = []
         parts: list[str] = []
         for key, part in schema.get("properties", {}).items():
-            if part is False or not _can_be_said(key):
+            if part is False or not self._can_be_said(key):
                 continue
             rule = f"{name}_{len(parts)}"
             parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
@@ -73,21 +74,26 @@ class TaggedFormat(GrammarFormat):
         """As GrammarFormat: an argument that no schema speaks of, and the end of a text."""
         ended, rules = spell.text_before("ended", self._closes)
         key, rest = spell(self.tags.key[0]), spell(self.tags.key[1] + self._opens)
-        return [f'other: {key} /[^<>\\n]+/ {rest} {ended} "\\n"', *rules]
+        name = "[^" + "".join(sorted(self._not_in_names)).replace("\n", r"\n") + "]+"
+        return [f'other: {key} /{name}/ {rest} {ended} "\\n"', *rules]
 
     @property
     def _opens(self) -> str:
         """What stands between the name of an argument and its value."""
-        return "\n" + self.tags.value[0]
+        return "\n" + self.tags.value[0] if self.tags.breaks or self.tags.value[0] else ""
+
+    @property
+    def _not_in_names(self) -> set[str]:
+        """Letters that no guided argument has in its name."""
+        return {*"<>\n", *('"' if '"' in self.tags.key[1] else "")}
+
+    def _can_be_said(self, key: str) -> bool:
+        return bool(key) and not {*key} & self._not_in_names
 
     @property
     def _closes(self) -> str:
         """What stands behind a value."""
         return ("\n" if self.tags.breaks else "") + self.tags.value[1]
-
-
-def _can_be_said(key: str) -> bool:
-    return bool(key) and not {*key} & {*"<>\n"}
 
 
 def _named(part: Any, schema: Any) -> Any:

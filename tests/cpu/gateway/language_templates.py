@@ -41,6 +41,10 @@ TEMPLATES = {
     "glm45": _EACH + "{{ '\n' if not loop.first }}<tool_call>{{ f.name }}{{ '\n' }}" + _ITEMS
     + "<arg_key>{{ key }}</arg_key>{{ '\n' }}<arg_value>"
     "{{ value if value is string else value | tojson }}</arg_value>{{ '\n' }}{% endfor %}</tool_call>" + _DONE,
+    "minimax_m2": _EACH + "{{ '\n' if loop.first and m.content }}{{ '<minimax:tool_call>' if loop.first }}"
+    '\n<invoke name="{{ f.name }}">\n' + _ITEMS + '<parameter name="{{ key }}">'
+    "{{ value if value is string else value | tojson }}</parameter>{{ '\n' }}{% endfor %}"
+    "</invoke>{{ '\n</minimax:tool_call>' if loop.last }}" + _DONE,
     "mistral_args": _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}" + _DONE,
     "deepseek_v3": _EACH + "{{ '\n' if not loop.first }}" + _DEEPSEEK + "{{ c.type }}<｜tool▁sep｜>{{ f.name }}"
     "{{ '\n```json\n' + f.arguments + '\n```' }}" + _DEEPSEEK_END + _DONE,

@@ -15,6 +15,7 @@ from kvforge.gateway.functions import Function
 from kvforge.gateway.grammar_format import GrammarFormat
 from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.parsed_request import Calls, ParsedRequest
+from kvforge.gateway.tagged_format import TaggedFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
@@ -99,7 +100,7 @@ def test_a_language_is_found_by_its_template(name: str) -> None:
 def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) -> None:
     """50 random conversations, cut anywhere, with what is a mark in text and in tokens."""
     form = FORMATS[name]
-    ends = {mark for mark in ("</parameter>", "</arg_value>") if name in ("qwen3_coder", "glm45")}
+    ends = {mark for mark in ("</parameter>", "</arg_value>") if isinstance(form, TaggedFormat)}
     parts = [mark[:-1] for mark in form.markers] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
     for seed in range(part * 50, part * 50 + 50):
         rng = random.Random(seed)
@@ -150,6 +151,8 @@ HOSTILE = [
     "[TOOL_CALLS]zzz[ARGS]{}", "[TOOL_CALLS]f{}", "[", "[f", "[f(", "[f(5)]", "[f(a", "[g(a=1)]", "[1, 2, f(a=1)]",
     "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>zzz\n```json\n{}\n```",
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
+    "<minimax:tool_call", '<invoke name="', '<invoke name="f', '<invoke name="f">\n<par',
+    '<invoke name="zzz">\n</invoke>',
     "<|tool_call>", "<|tool_call>call:", "<|tool_call>call:f", "<|tool_call>call:zzz{}<tool_call|>", "<|tool_call>f{}",
     "<|tool_call>call:f[1]", "```tool_code", "```\nf()\n```",
     "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```",
@@ -199,6 +202,9 @@ def stripped(name: str, text: str) -> str:
          "</parameter>\n</function>\n</tool_call>", [("get_weather", '{"new": 5, "t": "ab c"}')]),
         ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=city>\n12\n</parameter>\n</tool_call>",
          [("f", '{"city": "12"}')]),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="city"> a b </parameter>'
+         '<parameter name="days">3</parameter></invoke><invoke name="get_weather"></invoke></minimax:tool_call>',
+         [("f", '{"city": " a b ", "days": 3}'), ("get_weather", "{}")]),
         ("glm45", "<tool_call>get_weather</tool_call>", [("get_weather", "{}")]),
         ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", [("f", '{"days": 3}')]),
         ("mistral_args", '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"days": 3}', [("f", '{"days": 3}')]),
