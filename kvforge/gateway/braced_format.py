@@ -24,7 +24,8 @@ class BracedFormat(GrammarFormat):
         return BracedCall(mark(self.gap), mark(self.quote), asked.types)
 
     def unguided(self, function: Function) -> Collection[str]:
-        """As ToolFormat: what is said of texts and of the number of members, and what stands beside a choice."""
+        """As ToolFormat: what is said of the number of members and beside a choice, and of texts where it is no
+        expression of a grammar."""
         values = BracedValues("call", function.parameters, Speller((), lambda text: None), self.quote)
         values.object_of(function.parameters)
         return values.left

@@ -7,6 +7,7 @@ from typing import Any
 from kvforge.gateway.argument_values import ANY_TYPE
 from kvforge.gateway.grammar_format import Speller, in_order
 from kvforge.gateway.schema_relaxing import target
+from kvforge.gateway.text_patterns import KEYWORDS, text_terms
 from kvforge.gateway.tool_format import with_whitespace
 
 ANY = "any"
@@ -17,7 +18,7 @@ _OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "mu
 _OF_OBJECTS = ("properties", "required", "additionalProperties")
 _CHOICES = ("enum", "const", "anyOf", "$ref")
 """Keywords of which one says which values there are, and what stands beside it is not kept."""
-_KEPT = {"type", "$defs", "definitions", "items", *_OF_NUMBERS, *_OF_OBJECTS}
+_KEPT = {"type", "$defs", "definitions", "items", *_OF_NUMBERS, *_OF_OBJECTS, *KEYWORDS}
 
 
 def any_rules(spell: Speller, quote: str) -> list[str]:
@@ -98,7 +99,7 @@ class BracedValues:
 
     def _of_type(self, kind: str, schema: dict[str, Any]) -> str:
         if kind == "string":
-            return "text"
+            return self._text(schema)
         if kind == "object":
             return f'"{{" {self.object_of({key: schema[key] for key in _OF_OBJECTS if key in schema})} "}}"'
         if kind == "array":
@@ -107,6 +108,15 @@ class BracedValues:
             return f'"[" ({item} ("," {item})*)? "]"'
         limits = {key: schema[key] for key in _OF_NUMBERS if key in schema}
         return f"%json {with_whitespace({'type': kind, **limits})}"
+
+    def _text(self, schema: dict[str, Any]) -> str:
+        terms, left = text_terms(schema)
+        self._leave(left)
+        if not terms:
+            return "text"
+        text, needed = self._spell.text_before(self._new("text"), self._quote, terms)
+        self.rules += needed
+        return f"{self._spell(self._quote)} {text}"
 
     def _written(self, value: Any) -> str:
         """A value in this notation; empty where it cannot be said."""

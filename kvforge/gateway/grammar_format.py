@@ -7,6 +7,7 @@ from kvforge.gateway.call_reader import CallReader, with_token_marks
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
+from kvforge.gateway.text_patterns import without
 from kvforge.gateway.tool_format import TEXT_RULE, ToolFormat, quoted
 from kvforge.gateway.written_format import TokenOf, spelled
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
@@ -26,12 +27,17 @@ class Speller:
         pieces = spelled(text, self.marks, self.token_of)
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in pieces)
 
-    def text_before(self, rule: str, mark: str) -> tuple[str, list[str]]:
-        """What matches any text and the mark that ends it, and the rules that it needs."""
+    def text_before(self, rule: str, mark: str, terms: Sequence[str] = ()) -> tuple[str, list[str]]:
+        """What matches any text, or one that matches all `terms`, and the mark that ends it, and the rules that it
+        needs, whose names begin with `rule`."""
         token = self.token_of(mark) if mark in self.marks else None
+        if token is not None and terms:
+            return f"{rule.upper()} <[{token}]>", [f"{rule.upper()}: {' & '.join(terms)}"]
         if token is not None:
             return f"TEXT <[{token}]>", []
-        return rule, [f"{rule}[lazy]: TEXT {quoted(mark)}"]
+        # A text ends at the first mark, as readers have it.
+        text = f"({' & '.join((*terms, without(mark)))})" if terms else "TEXT"
+        return rule, [f"{rule}[lazy]: {text} {quoted(mark)}"]
 
 
 @dataclass(frozen=True)

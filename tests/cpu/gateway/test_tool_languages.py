@@ -335,9 +335,13 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     number = {"type": "number", "minimum": 5}
     properties = {"a": text, "b": optional, "c": number, "d": {"enum": ["x", "y"]}, "e<": {"type": "string"}}
     schema = {"type": "object", "properties": properties, "required": ["a"]}
-    assert set(form.unguided(Function("f", schema))) == {"maxLength", "pattern"}
+    assert not form.unguided(Function("f", schema))
+    odd = [{"type": "string", "pattern": "^a|b$"}, {"type": "string", "pattern": "(^a)"}, {"type": ["string", "null"],
+           "maxLength": 5}, {"type": "string", "minLength": 5000}, {"type": "string", "format": "email"}]  # fmt: skip
+    for part, keyword in zip(odd, ["pattern", "pattern", "maxLength", "minLength", "format"], strict=True):
+        assert set(form.unguided(Function("f", {"type": "object", "properties": {"a": part}}))) == {keyword}
     assert set(form.unguided(Function("f", {**schema, "required": ["e<"], "minProperties": 1}))) == {
-        "maxLength", "pattern", "required", "minProperties"
+        "required", "minProperties"
     }  # fmt: skip
     assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
@@ -351,6 +355,7 @@ DEEP = {
         "rows": {"type": "array", "items": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "string"}]}},
         "map": {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": {"type": "number"}},
         "free": {},
+        "code": {"type": ["string", "null"], "pattern": "^[A-Z<]+$", "maxLength": 3},
     },
     "required": ["Kind"],
     "additionalProperties": False,
@@ -368,6 +373,10 @@ DEEP = {
         ({"Kind": None, "rows": [1, "x<", 9], "free": {"a": [1.5, {"b": "c"}]}}, True),
         ({"Kind": [True, {"x": "y"}], "map": {"n": True, "other": 5}}, True),
         ({"Kind": 1, "free": "text"}, True),
+        ({"Kind": 1, "code": "AB<"}, True),
+        ({"Kind": 1, "code": None}, True),
+        ({"Kind": 1, "code": "ABCD"}, False),
+        ({"Kind": 1, "code": "a"}, False),
         ({}, False),
         ({"Kind": "b"}, False),
         ({"Kind": 1, "tree": {"right": {}}}, False),
@@ -395,7 +404,7 @@ def test_schemas_inside_of_arguments_without_quotation_marks(
 
 def test_what_guides_of_braces_do_not_keep_is_said() -> None:
     properties = {
-        "a": {"type": "string", "pattern": "^a", "maxLength": 5},
+        "a": {"type": "string", "pattern": "^a|b$", "maxLength": 5},
         "b": {"type": "array", "minItems": 2},
         "c": {"enum": ["x", "y"], "minLength": 1},
         "d:": {"type": "string"},
@@ -404,4 +413,50 @@ def test_what_guides_of_braces_do_not_keep_is_said() -> None:
     found = LANGUAGES["gemma4"].unguided(
         Function("f", {"type": "object", "properties": properties, "required": ["d:"]})
     )
-    assert set(found) == {"pattern", "maxLength", "minItems", "minLength", "required", "minProperties"}
+    assert set(found) == {"pattern", "minItems", "minLength", "required", "minProperties"}
+
+
+TEXTS = [
+    ({"pattern": "^[a-z]+$"}, ["a", "xyz"], ["", "A", "a1", "a\nb"]),
+    ({"pattern": "b/[^^]"}, ["ab/c", "b/\n\nc", "b//"], ["", "ab", "b/^"]),
+    ({"pattern": "^(a|b)|c"}, None, []),
+    ({"pattern": r"^\$[0-9]$"}, ["$5"], ["5", "$", "$55"]),
+    ({"pattern": "^(?:x|y)"}, ["x", "yes"], ["z", ""]),
+    ({"minLength": 2, "maxLength": 4}, ["ab", "é😀\n", "abcd", "<</>"], ["", "a", "abcde"]),
+    ({"maxLength": 0}, [""], ["a"]),
+    ({"minLength": 3, "pattern": "^a*$"}, ["aaa", "aaaa"], ["aa", "aab"]),
+    ({"format": "date"}, ["2026-11-28"], ["2026-13-01", "today", "2026-11-28T"]),
+    ({"format": "date-time"}, ["2026-11-28T15:00:00Z", "2026-11-28T15:00:00.5+01:00"], ["2026-11-28", "15:00:00Z"]),
+    ({"format": "uuid"}, ["12345678-9abc-def0-1234-56789abcdef0"], ["12345678"]),
+    ({"format": "email"}, None, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(name for name, form in LANGUAGES.items() if isinstance(form, TaggedFormat)))
+@pytest.mark.parametrize(("said", "good", "bad"), TEXTS)
+def test_what_is_said_of_texts_without_quotation_marks(
+    tokenizer: Tokenizer, name: str, said: dict[str, Any], good: list[str] | None, bad: list[str]
+) -> None:
+    """It is kept, or said to be left."""
+    form = LANGUAGES[name]
+
+    def token_of(text: str) -> int | None:
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return found if (found := tokenizer.backend.token_to_id(text)) in added else None
+
+    schema = {"type": "object", "properties": {"a": {"type": "string", **said}}, "additionalProperties": False}
+    assert set(form.unguided(Function("f", schema))) == ({*said} if good is None else set())
+    for guide in (
+        form.free([Function("f", schema)], True, token_of),
+        form.forced([Function("f", schema)], True, token_of),
+    ):
+        is_forced = guide == form.forced([Function("f", schema)], True, token_of)
+        for texts, is_good in ((good or ["any"], True), (bad, False)):
+            for text in texts:
+                written = by_transformers(name, "", [("f", {"a": text})])
+                written = written.removeprefix(form.prefix) if is_forced else written
+                assert matches(tokenizer, guide, written) == is_good, text
+    end = form.tags.value[1]
+    if "minLength" in said:  # the reader ends the text at the first mark
+        text = by_transformers(name, "", [("f", {"a": f"a{end}aaaaa"})])
+        assert not matches(tokenizer, form.free([Function("f", schema)], True, token_of), text)
