@@ -35,7 +35,7 @@ def any_rules(spell: Speller, quote: str) -> list[str]:
 
 class BracedValues:
     """Makes rules, whose names begin with `name`, for the values of schemas inside `root`. Members of objects come in
-    the order in which jinja's `dictsort` has them, others behind them.
+    the order of their names in small letters, as templates write them, others behind them.
 
     Attributes:
         rules: those made so far.
