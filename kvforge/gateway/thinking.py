@@ -58,9 +58,11 @@ def behind_reasoning(model: ServedModel, fields: Fields, use: ToolUse, begun: bo
         return use
     if form is None or begun is None or (use.guide is None and budget is None):
         return use
-    prefix = "" if calls is None else calls.prefix
+    content = form.content + ("" if calls is None else calls.prefix)
+    if calls is not None and written is not None and written.writes_reasoning:
+        content = calls.prefix  # a message of its own
     markers = form.markers if written is None else {*form.markers, *written.markers}
-    reasoning = form.before(prefix or form.content, begun, budget, markers, model.marker_token)
+    reasoning = form.before(content, begun, budget, markers, model.marker_token)
     guide = ToolGuide(_ANY_TEXT, {}) if use.guide is None else use.guide
     return replace(
         use,

@@ -5,11 +5,15 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from kvforge.gateway.answer_reader import AnswerReader
 from kvforge.gateway.functions import Function
 from kvforge.gateway.grammar_format import GrammarFormat
+from kvforge.gateway.marked_text import TOKEN
+from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
 from kvforge.gateway.reasoning_formats import reasoning_formats
 from kvforge.gateway.tool_formats import formats
 from kvforge.runtime.guides.judgement import judged
@@ -17,6 +21,7 @@ from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.reasoning import after_reasoning
 from kvforge.runtime.text.tokenizer import Tokenizer
+from tests.cpu.gateway.events import put_together
 from tests.cpu.gateway.language_templates import by_transformers
 from tests.support.models.checkpoints import write_byte_tokenizer
 
@@ -87,6 +92,12 @@ def behind(asked: Asked, name: str, guide: GuidedDecoding, begun: bool = False, 
     form = REASONING[name]
     content, budget = how.get("content", form.content), how.get("budget")
     return after_reasoning(form.before(content, begun, budget, MARKS, asked.token_of), guide)
+
+
+def content_of(tools: str, reasoning: str) -> str:
+    """How a forced call begins."""
+    form = TOOLS[tools]
+    return form.prefix if form.writes_reasoning else REASONING[reasoning].content + form.prefix
 
 
 def any_thought(rng: random.Random, without: str) -> str:
@@ -164,14 +175,15 @@ def test_calls_come_behind_the_reasoning(asked: Asked, tools: str, reasoning: st
 
     for parallel in (True, False):
         inner = form.forced(FUNCTIONS, parallel, asked.token_of)
-        forced = asked.matcher(behind(asked, reasoning, inner, content=form.prefix))
+        forced = asked.matcher(behind(asked, reasoning, inner, content=content_of(tools, reasoning)))
         for before in ("", *(opens + any_thought(rng, closes) + closes for _ in range(5))):
             rest = call({"a": 5})
             assert rest.startswith(form.prefix)
+            head = content_of(tools, reasoning).removesuffix(form.prefix)
             rest = rest if isinstance(form, GrammarFormat) else rest[: rest.rindex("}") + 1 + bool(form.notation.opens)]
-            ends = asked.may_end(forced, before + rest)
+            ends = asked.may_end(forced, before + head + rest)
             assert ends is not None and ends[-1] and not any(ends[:-1]), (before, rest)
-            ends = asked.may_end(forced, before + call({"a": "x"}))
+            ends = asked.may_end(forced, before + head + call({"a": "x"}))
             assert ends is None or not ends[-1]
             ends = asked.may_end(forced, before + "hello")
             assert ends is None or not ends[-1]
@@ -185,6 +197,51 @@ def test_calls_come_behind_the_reasoning(asked: Asked, tools: str, reasoning: st
             if tools != "pythonic":  # whose calls have no mark
                 ends = asked.may_end(free, before + content + call({"a": "x"}))
                 assert ends is None or not ends[-1], before
+
+
+def written(asked: Asked, guide: GuidedDecoding, rng: random.Random) -> str:
+    """A text of tokens drawn among those that may follow, as answers are read: marks that are tokens are marked. What
+    ends the reasoning is drawn often."""
+    marks = {token: mark for mark in MARKS if (token := asked.token_of(mark)) is not None}
+    ends = {token for form in REASONING.values() if (token := asked.token_of(around(form.name)[1])) is not None}
+    ends |= {token for token, mark in marks.items() if mark == "<|end|>"}
+    matcher, text, waiting = asked.matcher(guide), "", list[int]()
+    for _ in range(5000):
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little", count=asked.vocabulary.vocab_size))
+        allowed = allowed[allowed != EOS]
+        if matcher.is_accepting() and (not len(allowed) or rng.random() < 0.5):
+            return text + asked.tokenizer.backend.decode(waiting, skip_special_tokens=False)
+        likely = [token for token in allowed if token in ends]
+        token = int(rng.choice(likely if likely and rng.random() < 0.2 else list(allowed)))
+        matcher.consume_token(token)
+        waiting.append(token)
+        if token in marks:
+            text += asked.tokenizer.backend.decode(waiting[:-1], skip_special_tokens=False) + TOKEN + marks[token]
+            waiting = []
+    raise AssertionError("the text does not end")
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), PAIRS)
+def test_what_a_guide_writes_is_read_as_it_should_be(asked: Asked, tools: str, reasoning: str) -> None:
+    """Forced calls behind reasoning, both at random: the reasoning and one or more calls, and nothing else."""
+    if asked.kind == "text":
+        return
+    form, rng = TOOLS[tools], random.Random(f"{tools} {reasoning}")
+    inner = form.forced(FUNCTIONS, True, asked.token_of)
+    tokens = tuple(mark for mark in form.markers if asked.token_of(mark) is not None)
+    for begun in (False, True) if REASONING[reasoning].begins else (False,):
+        guide = behind(asked, reasoning, inner, begun, content=content_of(tools, reasoning))
+        thinking = Thinking(reasoning, begun, {mark: 0 for mark in REASONING[reasoning].markers})
+        calls = Calls(tools, {"f": {"a": ["number"]}, "g": {}}, "", True, True, tokens)
+        request = ParsedRequest(b"", (), 1, (), None, False, False, calls=calls, thinking=thinking)
+        for _ in range(4):
+            text = written(asked, guide, rng)
+            reader = AnswerReader(request)
+            _, content, found = put_together([*reader.push(text, False), *reader.push("", True)])
+            assert not content.strip() and found, text
+            for name, arguments in found:
+                assert set(json.loads(arguments)) == ({"a"} if name == "f" else set()), text
 
 
 def test_what_is_no_such_guide_is_refused(asked: Asked) -> None:

@@ -242,7 +242,9 @@ def test_it_is_left_in_the_text_where_that_is_asked_for(
 
 
 def test_unknown_formats(engine_files: Path) -> None:
-    with pytest.raises(KvforgeError, match="--reasoning-format xml is not known; give one of harmony, think, or none"):
+    with pytest.raises(
+        KvforgeError, match="--reasoning-format xml is not known; give one of gemma4, harmony, think, or none"
+    ):
         make_server(GatewayOptions(engine=engine_files, reasoning_format="xml"))
 
 
