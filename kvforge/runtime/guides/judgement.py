@@ -7,6 +7,7 @@ from kvforge.common.errors import RequestError
 from kvforge.runtime.guides.grammar import grammar_of, is_unforced, names_one_of, without_forcing
 from kvforge.runtime.guides.limits import MAX_TRIAL_STEP_S, tiers
 from kvforge.runtime.guides.matchers import make_matcher
+from kvforge.runtime.guides.messages import message_of
 from kvforge.runtime.guides.trial import try_out
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
@@ -49,12 +50,15 @@ def judged(
 
 
 def _behind_reasoning(inner: Verdict, grammar: str, vocabulary: Any) -> Verdict:
-    """The verdict on a grammar of reasoning and what follows it, of which ``inner`` is the verdict."""
+    """The verdict on a grammar of reasoning, which is quick at each token, and of what follows it, whose verdict is
+    ``inner``."""
     grammar_of_inner, limits = inner.accepted()
     grammar = without_forcing(grammar) if is_unforced(grammar_of_inner) else grammar
-    problem = try_out(make_matcher(vocabulary, grammar, limits), vocabulary).problem
-    if problem is not None:
-        return Verdict(refusal=f"the guide of {AFTER_REASONING} cannot be used: {problem}.")
+    matcher = make_matcher(vocabulary, grammar, limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return Verdict(refusal=f"the guide of {AFTER_REASONING} cannot be used: {message_of(matcher)}.")
     return Verdict(grammar, limits)
 
 
