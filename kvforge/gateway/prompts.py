@@ -84,7 +84,7 @@ def chat_text(
             template_arguments(fields, model.chat_template, tools),
             flag(fields, "add_generation_prompt", not open_end),
             open_end,
-            same_id if model.tool_format is None else model.tool_format.template_id,
+            same_id if model.tool_format is None else model.tool_format.template_ids(),
         )
     except TemplateRefusal as error:
         raise ApiError(400, error.what, error.field) from None

@@ -10,14 +10,15 @@ from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.written_format import TokenOf, WrittenFormat
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.tokenization.conversation import TemplateId, same_id
 
 WHITESPACE = {"x-guidance": {"whitespace_pattern": r" |\r?\n[ \t]{0,32}"}}
 TEXT_RULE = "TEXT: /(.|\\n)*/"
 """Of a grammar: any text."""
 
 
-def _same(call_id: str) -> str:
-    return call_id
+def _same_ids() -> TemplateId:
+    return same_id
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class ToolFormat(WrittenFormat):
 
     Attributes:
         notation: how calls are marked, which is how they are found.
-        template_id: a call's id as the chat template takes it.
+        template_ids: makes, for one conversation, what gives calls their ids as the chat template takes them.
     """
 
     notation: Notation
-    template_id: Callable[[str], str] = _same
+    template_ids: Callable[[], TemplateId] = _same_ids
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ TEMPLATES = {
     "{{ value if value is string else value | tojson }}</parameter>{{ '\n' }}{% endfor %}"
     "</invoke>{{ '\n</minimax:tool_call>' if loop.last }}" + _DONE,
     "mistral_args": _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}" + _DONE,
+    "kimi_k2": _EACH + "{{ '<|tool_calls_section_begin|>' if loop.first }}<|tool_call_begin|>{{ c.id }}"
+    "<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>"
+    "{{ '<|tool_calls_section_end|>' if loop.last }}" + _DONE,
     "deepseek_v3": _EACH + "{{ '\n' if not loop.first }}" + _DEEPSEEK + "{{ c.type }}<｜tool▁sep｜>{{ f.name }}"
     "{{ '\n```json\n' + f.arguments + '\n```' }}" + _DEEPSEEK_END + _DONE,
     "deepseek_v31": _EACH + _DEEPSEEK + "{{ f.name + '<｜tool▁sep｜>' + f.arguments }}" + _DEEPSEEK_END + _DONE,
@@ -60,10 +63,11 @@ def messages(content: str, calls: Written, as_text: bool) -> list[dict[str, Any]
     """A conversation of one turn with these calls."""
     written = [
         {
+            "id": f"functions.{name}:{index}",
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a},
         }
-        for name, a in calls
+        for index, (name, a) in enumerate(calls)
     ]
     return [{"role": "assistant", "content": content, "tool_calls": written}]
 

@@ -212,10 +212,20 @@ def test_a_list_may_have_another_mark(tokenizer: Tokenizer) -> None:
 
 
 def test_ids_for_templates_of_mistral() -> None:
-    short = formats()["mistral"].template_id
-    assert short("abcDEF123") == "abcDEF123"
-    ids = {short(f"call_{index}") for index in range(100)}
+    short = formats()["mistral"].template_ids()
+    assert short("abcDEF123", "f") == short("abcDEF123", None) == "abcDEF123"
+    ids = {short(f"call_{index}", None) for index in range(100)}
     assert len(ids) == 100 and all(len(entry) == 9 and entry.isalnum() for entry in ids)
+
+
+def test_ids_that_say_name_and_number() -> None:
+    """They are numbered through a conversation, and results have those of their calls."""
+    numbered = formats()["kimi_k2"].template_ids()
+    assert [numbered("a", "f"), numbered("b", "g"), numbered("a", None)] == [
+        f"functions.{x}" for x in ("f:0", "g:1", "f:0")
+    ]
+    assert [numbered("a", "g"), numbered("a", None), numbered("c", None)] == ["functions.g:2", "functions.g:2", "c"]
+    assert formats()["kimi_k2"].template_ids()("a", "f") == "functions.f:0"
 
 
 PERSON = {

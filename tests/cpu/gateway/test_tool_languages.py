@@ -120,7 +120,8 @@ def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) 
             {"id": "123456789", "type": "function", "function": {"name": n, "arguments": a}} for n, a in read_calls
         ]
         conversation = [{"role": "assistant", "content": content, "tool_calls": again}]
-        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False) == text
+        ids = form.template_ids()
+        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False, False, ids) == text
 
 
 @every_language
@@ -153,6 +154,8 @@ HOSTILE = [
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
     "<minimax:tool_call", '<invoke name="', '<invoke name="f', '<invoke name="f">\n<par',
     '<invoke name="zzz">\n</invoke>',
+    "<|tool_call_begin|>", "<|tool_call_begin|>functions.f:", "<|tool_call_begin|>functions.zzz:0",
+    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]",
     "<|tool_call>", "<|tool_call>call:", "<|tool_call>call:f", "<|tool_call>call:zzz{}<tool_call|>", "<|tool_call>f{}",
     "<|tool_call>call:f[1]", "```tool_code", "```\nf()\n```",
     "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```",
@@ -205,6 +208,9 @@ def stripped(name: str, text: str) -> str:
         ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="city"> a b </parameter>'
          '<parameter name="days">3</parameter></invoke><invoke name="get_weather"></invoke></minimax:tool_call>',
          [("f", '{"city": " a b ", "days": 3}'), ("get_weather", "{}")]),
+        ("kimi_k2", "<|tool_calls_section_begin|> <|tool_call_begin|>functions.f:12<|tool_call_argument_begin|> {}"
+         "<|tool_call_end|>\n<|tool_call_begin|>functions.a.b-c<|tool_call_argument_begin|>{}<|tool_call_end|>"
+         "<|tool_calls_section_end|>", [("f", "{}"), ("a.b-c", "{}")]),
         ("glm45", "<tool_call>get_weather</tool_call>", [("get_weather", "{}")]),
         ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", [("f", '{"days": 3}')]),
         ("mistral_args", '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"days": 3}', [("f", '{"days": 3}')]),
