@@ -1,4 +1,4 @@
-"""The demo: build, serve, ask, check and compare, first the teacher, then its SwiftKV student."""
+"""The demo: build, serve, ask, check and compare the teacher and its SwiftKV student."""
 
 import logging
 import os
@@ -6,14 +6,15 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.questions import MAX_ANSWER_TOKENS, make_questions
-from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load
-from kvforge.demo.streaming import StreamedAnswer, ask_all
+from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load, note_of_pairs
+from kvforge.demo.streaming import StreamedAnswer, StreamedRun, ask_all, ask_in_turns
 from kvforge.evaluation.score import answer_of, is_correct
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLM, SamplingParams
@@ -25,6 +26,8 @@ ENGINE_OPTIONS = BuildOptions(dtype="float32", kv_dtype="float32", max_num_seqs=
 """float32, so that the streamed answers must equal the offline ones whatever the batches were."""
 
 KV_CACHE_GIB = 0.25
+NUM_PAIRS = 15
+"""Questions that both models are asked by turns: three of each length."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,18 @@ def run_demo(models_dir: Path, work_dir: Path, num_questions: int, concurrency: 
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)
     started, load = time.monotonic(), os.getloadavg()[0]
-    reports = [
-        _show_model(model, models_dir / model.folder, work_dir, num_questions, concurrency, seed)
-        for model in (TEACHER, STUDENT)
-    ]
-    print(f"\n{comparison_table(*reports)}\n")
-    if note := note_of_load(load, len(os.sched_getaffinity(0))):
-        print(f"{note}\n")
+    engines = [_build(model, models_dir / model.folder, work_dir) for model in (TEACHER, STUDENT)]
+    questions, others = _questions(engines[0], num_questions, seed), _questions(engines[0], NUM_PAIRS, seed + 1)
+    with ExitStack() as servers:
+        served = [_serve(engine, servers) for engine in engines]
+        runs = [_ask(engine, server, questions, concurrency) for engine, server in zip(engines, served, strict=True)]
+        print(f"{len(others)} questions to each by turns, for the time to the first token ...", flush=True)
+        pairs = ask_in_turns((served[0].grpc_url, served[1].grpc_url), [question.prompt for question in others])
+    reports = [_report(engine, questions, run) for engine, run in zip(engines, runs, strict=True)]
+    print(f"\n{comparison_table(reports[0], reports[1], pairs)}\n")
+    for note in (note_of_load(load, len(os.sched_getaffinity(0))), note_of_pairs(pairs)):
+        if note:
+            print(f"{note}\n")
     problems = [problem for model, report in zip((TEACHER, STUDENT), reports, strict=True)
                 for problem in find_problems(model, report)]  # fmt: skip
     for problem in problems:
@@ -64,30 +72,52 @@ def run_demo(models_dir: Path, work_dir: Path, num_questions: int, concurrency: 
     return not problems
 
 
-def _show_model(
-    model: DemoModel, checkpoint: Path, work_dir: Path, num_questions: int, concurrency: int, seed: int
-) -> ModelReport:
+@dataclass(frozen=True)
+class DemoEngine:
+    """A model of the demo, built."""
+
+    model: DemoModel
+    path: Path
+
+
+def _build(model: DemoModel, checkpoint: Path, work_dir: Path) -> DemoEngine:
     if not (checkpoint / "config.json").is_file():
         raise KvforgeError(f"{checkpoint} is no checkpoint: run the demo from a source tree or give --models")
-    engine_dir = work_dir / model.folder
-    print(f"{model.name}: building {engine_dir} from {checkpoint} ...", flush=True)
-    built = time.monotonic()
-    build_engine(checkpoint, engine_dir, ENGINE_OPTIONS, overwrite=True)
-    manifest = load_manifest(engine_dir)
-    print(f"{model.name}: built in {time.monotonic() - built:.0f} s; serving it ...", flush=True)
+    path = work_dir / model.folder
+    print(f"{model.name}: building {path} from {checkpoint} ...", flush=True)
+    began = time.monotonic()
+    build_engine(checkpoint, path, ENGINE_OPTIONS, overwrite=True)
+    print(f"{model.name}: built in {time.monotonic() - began:.0f} s", flush=True)
+    return DemoEngine(model, path)
 
-    tokenizer = Tokenizer.from_dir(engine_dir / TOKENIZER_DIR)
+
+def _questions(engine: DemoEngine, num: int, seed: int) -> list[Example]:
+    tokenizer = Tokenizer.from_dir(engine.path / TOKENIZER_DIR)
     if tokenizer is None:
-        raise KvforgeError(f"{checkpoint} has no tokenizer.json, which the demo's questions need")
-    questions = make_questions(lambda text: len(tokenizer.encode(text, False)), num_questions, seed)
+        raise KvforgeError(f"{engine.path} has no tokenizer.json, which the demo's questions need")
+    return make_questions(lambda text: len(tokenizer.encode(text, False)), num, seed)
+
+
+def _serve(engine: DemoEngine, servers: ExitStack) -> TritonServer:
+    server = servers.enter_context(TritonServer(engine.path, ServerOptions(kv_cache_gib=KV_CACHE_GIB)))
+    print(f"{engine.model.name}: {server.grpc_url} is up", flush=True)
+    return server
+
+
+def _ask(engine: DemoEngine, server: TritonServer, questions: Sequence[Example], concurrency: int) -> StreamedRun:
+    print(f"{engine.model.name}: streaming {len(questions)} answers ...", flush=True)
     prompts = [question.prompt for question in questions]
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as server:
-        print(f"{model.name}: {server.grpc_url} is up; streaming {num_questions} answers ...", flush=True)
-        run = ask_all(server.grpc_url, prompts, concurrency, _printer(model.name, questions))
-    llm = LLM(engine_dir, kv_cache_gib=KV_CACHE_GIB)
+    return ask_all(server.grpc_url, prompts, concurrency, _printer(engine.model.name, questions))
+
+
+def _report(engine: DemoEngine, questions: Sequence[Example], run: StreamedRun) -> ModelReport:
+    """Compare what was streamed with what the engine answers without a server."""
+    prompts = [question.prompt for question in questions]
+    llm = LLM(engine.path, kv_cache_gib=KV_CACHE_GIB)
     offline = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS), use_tqdm=False)
-    offline_texts = [output.outputs[0].text for output in offline]
-    return make_report(model.name, manifest, _allocated_bytes_per_token(llm), questions, run, offline_texts)
+    texts = [output.outputs[0].text for output in offline]
+    manifest = load_manifest(engine.path)
+    return make_report(engine.model.name, manifest, _allocated_bytes_per_token(llm), questions, run, texts)
 
 
 def _printer(name: str, questions: Sequence[Example]) -> Callable[[int, StreamedAnswer], None]:

@@ -1,4 +1,4 @@
-"""Asks a running server all questions, several at once, over gRPC streaming on `ensemble`."""
+"""Asks running servers questions, over gRPC streaming on `ensemble`: several at once, or two servers by turns."""
 
 import threading
 import time
@@ -57,6 +57,23 @@ def ask_all(
     finally:
         for client in opened:
             client.close()
+
+
+def ask_in_turns(grpc_urls: tuple[str, str], prompts: Sequence[str]) -> list[tuple[float, float]]:
+    """Return the seconds to the first token of two servers for each prompt, one request at a time. Which of them is
+    asked first changes from prompt to prompt, so that what else the machine does meets both alike."""
+    clients = [StreamingClient(url) for url in grpc_urls]
+    pairs: list[tuple[float, float]] = []
+    try:
+        for index, prompt in enumerate(prompts):
+            found = [0.0, 0.0]
+            for which in (index % 2, 1 - index % 2):
+                found[which] = _ask(clients[which], prompt).ttft_s
+            pairs.append((found[0], found[1]))
+    finally:
+        for client in clients:
+            client.close()
+    return pairs
 
 
 def _ask(client: StreamingClient, prompt: str) -> StreamedAnswer:
