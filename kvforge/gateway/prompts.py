@@ -62,9 +62,15 @@ def _is_id(value: Any) -> bool:
 
 
 def chat_prompt(
-    model: ServedModel, fields: Fields, tools: Sequence[dict[str, Any]] | None = None, prefix: str = ""
+    model: ServedModel,
+    fields: Fields,
+    tools: Sequence[dict[str, Any]] | None = None,
+    prefix: str = "",
+    special: bool = False,
+    fits: bool = True,
 ) -> list[int]:
-    """Token ids of `messages` as the chat template writes them, and then of `prefix`. Raises ApiError."""
+    """Token ids of `messages` as the chat template writes them, and then of `prefix`; `special` and `fits` are as for
+    `encode`. Raises ApiError."""
     if model.chat_template is None:
         raise ApiError(
             400,
@@ -90,7 +96,7 @@ def chat_prompt(
         raise ApiError(400, error.what, error.field) from None
     except FieldError as error:
         raise bad_field(error.field, error.what) from None
-    return encode(model, text + prefix, False, "messages")
+    return encode(model, text + prefix, special, "messages", fits)
 
 
 def template_arguments(
@@ -107,15 +113,16 @@ def template_arguments(
     return arguments if effort is None else {**arguments, "reasoning_effort": effort}
 
 
-def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int]:
-    """Token ids of a text. Raises ApiError where it is no Unicode text or gives no token."""
+def encode(model: ServedModel, text: str, special: bool, param: str, fits: bool = True) -> list[int]:
+    """Token ids of a text, with the tokenizer's special ones around it where `special`. Without `fits` they are only
+    counted, so that there may be none, and more than the context holds (TextLimits.encode). Raises ApiError."""
     try:
-        ids = model.text_limits.encode(text, special)
+        ids = model.text_limits.encode(text, special, fits)
     except RequestError as error:
         amount, _, _ = str(error).partition(", but")
         if amount.startswith("the prompt has"):
             raise beyond_context(amount, model.max_seq_len, param) from None
         raise ApiError(400, str(error), param) from None
-    if not ids:
+    if fits and not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

@@ -109,7 +109,12 @@ STREAM_OPTIONS_REFUSED = {
 }
 
 
-def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused] = REFUSED) -> Fields:
+def screen(
+    body: dict[str, Any],
+    known: Set[str],
+    refused: Mapping[str, Refused] = REFUSED,
+    without_effect: Collection[str] = WITHOUT_EFFECT.keys(),
+) -> Fields:
     """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
     fields = {}
     for name, value in body.items():
@@ -117,7 +122,7 @@ def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused]
             continue
         if name in known:
             fields[name] = value
-        elif name in WITHOUT_EFFECT:
+        elif name in without_effect:
             continue
         elif name in refused:
             entry = refused[name]

@@ -15,18 +15,26 @@ from kvforge.gateway.engine_words import GUIDE, LENGTH, OF_PROMPT, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
+from kvforge.gateway.messages.fields import OMITTED
+from kvforge.gateway.messages.request import in_message_words, read_message_request
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
+from kvforge.gateway.prompts import chat_prompt, completion_prompts, encode, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
 from kvforge.gateway.thinking import thinking_after
+from kvforge.gateway.token_requests import (
+    read_detokenize_request,
+    read_tokenize_request,
+    text_only,
+    tokens_only,
+)
 from kvforge.gateway.tool_guides import ToolGuide
-from kvforge.gateway.tool_use import tool_use
+from kvforge.gateway.tool_use import ToolUse, tool_use
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.tokenization.conversation import checked_messages
 
@@ -49,6 +57,12 @@ class RequestReader:
             body = parse(data)
             if endpoint == Endpoint.RESPONSES:
                 return self._response(body)
+            if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS):
+                return self._message(body, endpoint == Endpoint.COUNT_TOKENS)
+            if endpoint == Endpoint.TOKENIZE:
+                return self._tokens(body)
+            if endpoint == Endpoint.DETOKENIZE:
+                return self._text(body)
             chat = endpoint == Endpoint.CHAT
             fields = screen(body, CHAT if chat else COMPLETIONS)
             self._check_name(fields)
@@ -71,6 +85,33 @@ class RequestReader:
         asks = "text.format" if "response_format" in fields else "tools"
         names = {PROMPT: "input", LENGTH: "max_output_tokens", GUIDE: asks}
         return dataclasses.replace(asked, names=names, shown=shown)
+
+    def _message(self, body: dict[str, Any], counted: bool) -> ParsedRequest:
+        fields, is_omitted = read_message_request(body, self._model, counted)
+        self._check_name(fields)
+        try:
+            if counted:
+                return tokens_only(self._prompt(fields, fits=False)[1])
+            asked = self._chat(fields, fills=True)
+        except ApiError as error:
+            raise in_message_words(error) from None
+        asks = "output_config.format" if "response_format" in fields else "tools"
+        names = {PROMPT: "messages", LENGTH: "max_tokens", GUIDE: asks, "stop": "stop_sequences"}
+        return dataclasses.replace(asked, names=names, shown={OMITTED: is_omitted})
+
+    def _tokens(self, body: dict[str, Any]) -> ParsedRequest:
+        fields = read_tokenize_request(body)
+        self._check_name(fields)
+        special = flag(fields, "add_special_tokens", "messages" not in fields)
+        if "messages" in fields:
+            # The template shows all tools, and nothing is asked of the answer.
+            return tokens_only(self._prompt({**fields, "tool_choice": "none"}, False, special)[1], fields)
+        return tokens_only(encode(self._model, fields["prompt"], special, fields["from"], False), fields)
+
+    def _text(self, body: dict[str, Any]) -> ParsedRequest:
+        fields = read_detokenize_request(body)
+        self._check_name(fields)
+        return text_only(self._model, fields)
 
     def _completion(self, fields: Fields) -> ParsedRequest:
         best_of, n = candidates(fields, self._options.max_n)
@@ -101,17 +142,23 @@ class RequestReader:
             asked, kept=n if ranked else 0, silent=ranked and logprobs is None, empty=max_tokens == 0
         )
 
-    def _chat(self, fields: Fields) -> ParsedRequest:
+    def _prompt(self, fields: Fields, fits: bool = True, special: bool = False) -> tuple[ToolUse, list[int]]:
+        """What a chat's tools mean for it, and its prompt."""
         tools = read_tools(fields)
         use = tool_use(self._model, fields, tools)
+        shown, prefix = None if tools is None else tools.shown, "" if use.calls is None else use.calls.prefix
+        return use, chat_prompt(self._model, fields, shown, prefix, special, fits)
+
+    def _chat(self, fields: Fields, fills: bool = False) -> ParsedRequest:
+        """`fills`: where more is asked for than the context holds, the answer may fill it."""
+        use, prompt = self._prompt(fields)
         calls = use.calls
-        prompt = chat_prompt(
-            self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
-        )
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
+        if fills and max_tokens is not None:
+            max_tokens = max(min(max_tokens, self._model.max_seq_len - len(prompt)), 1)
         check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages", name)
         names = {PROMPT: "messages", LENGTH: name, GUIDE: use.field}
         if max_tokens is None:
