@@ -48,10 +48,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused unless its value asks for nothing."""
+    """A field that is refused unless its value asks for nothing; `code` is for programs."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    code: str | None = None
 
 
 _NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
@@ -127,7 +128,7 @@ def screen(
         elif name in refused:
             entry = refused[name]
             if not any(value == neutral for neutral in entry.neutral):
-                raise bad_field(name, f"is not supported: {entry.reason}")
+                raise bad_field(name, f"is not supported: {entry.reason}", entry.code)
         else:
             raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
     return fields

@@ -1,4 +1,5 @@
-"""Errors as Anthropic's clients expect them: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+"""Errors as Anthropic's clients expect them: {"type": "error", "error": {"type", "message"}, "request_id"}, and a code
+in the error's details where there is one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +30,10 @@ class MessagesErrors:
 
     def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
         kind = _TYPES.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+        found: dict[str, Any] = {"type": kind, "message": error.message}
+        if error.code is not None:
+            found["details"] = {"error_code": error.code}
+        return {"type": "error", "error": found, "request_id": request_id}
 
     def headers(self, request_id: str) -> Mapping[str, str]:
         """Where Anthropic's client looks for the id."""

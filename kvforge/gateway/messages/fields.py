@@ -19,11 +19,13 @@ WITHOUT_EFFECT = {
 }
 COUNT_WITHOUT_EFFECT = {
     **WITHOUT_EFFECT,
-    **{name: "it is said of an answer, and no answer is made" for name in sorted(KNOWN - COUNTED)},
+    **{name: "it is said of an answer, and no answer is made" for name in (*sorted(KNOWN - COUNTED), "compaction")},
 }
 """Of /v1/messages/count_tokens."""
 _NO_TOOLS = "the server runs no tools and connects to no other server"
 REFUSED = {
+    "billing_policy": Refused("nobody is billed", ({"type": "billing_policy", "bill_to": "self"},)),
+    "compaction": Refused("conversations are not summarized; ask for a summary in a message"),
     "container": Refused(_NO_TOOLS),
     "mcp_servers": Refused(_NO_TOOLS, ([],)),
     "context_management": Refused(
@@ -32,9 +34,12 @@ REFUSED = {
     ),
     "diagnostics": Refused("answers are not stored, so no request is compared with an earlier one",
                            ({}, {"previous_message_id": None})),
+    "fallback_credit_token": Refused("there is one model"),
+    "fallbacks": Refused("there is one model", ([],)),
     "inference_geo": Refused("the server is in one place"),
     "output_format": Refused("it is an older form; give output_config.format"),
     "speed": Refused("there is one speed", ("standard",)),
+    "thread": Refused("conversations are not stored; send the whole conversation", code="thread_unsupported_request"),
     "user_profile_id": Refused("there are no profiles of users"),
     "workspace_id": Refused("there are no workspaces"),
     "stop": Refused("give stop_sequences"),
