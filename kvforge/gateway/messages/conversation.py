@@ -33,6 +33,20 @@ def chat_messages(fields: Fields) -> list[Message]:
     return messages
 
 
+def without_later_system(messages: list[Message]) -> list[Message]:
+    """The same for a template that takes a text of the system at the beginning only: what it says later is the end of
+    the message before, where that is the user's, else a message of the user."""
+    kept: list[Message] = []
+    for message in messages:
+        is_later = message["role"] == "system" and bool(kept)
+        joins = is_later and kept[-1]["role"] in ("user", "system")
+        if joins:
+            kept[-1] = {**kept[-1], "content": f"{kept[-1]['content']}\n\n{message['content']}"}
+        else:
+            kept.append({"role": "user", "content": message["content"]} if is_later else message)
+    return kept
+
+
 def _messages(name: str, message: Any) -> Iterator[Message]:
     """Those of one message: a result of a tool is one of its own, and so is what follows an assistant's calls."""
     if not isinstance(message, dict):

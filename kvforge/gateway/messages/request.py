@@ -1,10 +1,11 @@
 """Requests to /v1/messages as the chats that they are."""
 
+from collections.abc import Callable
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.messages.conversation import chat_messages
+from kvforge.gateway.messages.conversation import chat_messages, without_later_system
 from kvforge.gateway.messages.fields import (
     COUNT_WITHOUT_EFFECT,
     COUNTED,
@@ -19,6 +20,7 @@ from kvforge.gateway.messages.thinking import ThinkingAsked, read_thinking
 from kvforge.gateway.messages.tools import read_tools
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.request_fields import Fields, refuse_others, screen
+from kvforge.tokenization.chat_template import ChatTemplate
 
 _NAMES = (("parameters", "input_schema"), ("stop", "stop_sequences"), ("response_format", "output_config.format"),
           ("reasoning_effort", "output_config.effort"), ("continue_final_message", "messages"))  # fmt: skip
@@ -39,6 +41,8 @@ def read_message_request(body: dict[str, Any], model: ServedModel, counted: bool
     chat: Fields = {name: fields[name] for name in SAME if name in fields}
     chat["messages"] = chat_messages(fields)
     chat.update(read_tools(fields))
+    if not _of_template(model, lambda template: template.takes_later_system(chat["tools"] or None)):
+        chat["messages"] = without_later_system(chat["messages"])
     if "stop_sequences" in fields:
         if not isinstance(fields["stop_sequences"], list):
             raise bad_field("stop_sequences", "must be a list of texts")
@@ -113,9 +117,15 @@ def _thinking(fields: Fields, chat: Fields, model: ServedModel) -> ThinkingAsked
 
 def _reads(model: ServedModel, chat: Fields, name: str) -> bool:
     """Whether the template that writes this conversation reads a name."""
+    return _of_template(model, lambda template: template.reads(name, chat["tools"] or None))
+
+
+def _of_template(model: ServedModel, ask: Callable[[ChatTemplate], bool]) -> bool:
+    """What is asked of the template; false where there is none for the conversation, which is said where it would be
+    written."""
     if model.chat_template is None:
         return False
     try:
-        return model.chat_template.reads(name, chat["tools"] or None)
+        return ask(model.chat_template)
     except KvforgeError:
-        return False  # there is no template for it, which is said where the conversation is written
+        return False

@@ -32,6 +32,7 @@ TEMPLATE = (
 HELLO = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": HELLO}
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 ODD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)"}}}
 TEXTS = ["a", "é", "😀", "\n", " ", '"', "\\", "{", "<", "[user]", "</think>", "Error: "]
 
@@ -205,6 +206,42 @@ def test_what_comes_in_another_order_keeps_it(reader: RequestReader) -> None:
     )
 
 
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}{% endfor %}[a]"
+)
+BODY_OF_AN_AGENT: dict[str, Any] = {
+    "model": "tiny", "max_tokens": 32000, "stream": True, "thinking": {"type": "adaptive"},
+    "metadata": {"user_id": '{"device_id": "x"}'}, "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "system": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "B"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "C"}, {"type": "text", "text": "D"}]},
+        {"role": "system", "content": "E"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "kvforge"}, CALL]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "F", "is_error": False}]},
+        {"role": "system", "content": "G"},
+    ],
+}  # fmt: skip
+"""As Claude Code 2.1 sends it, with texts of the system between the messages."""
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (STRICT, "[system]AB[user]CD\n\nE[assistant](f)[tool]F[user]G[a]"),
+        (
+            STRICT.replace("and not loop.first", "and false"),
+            "[system]AB[user]CD[system]E[assistant](f)[tool]F[system]G[a]",
+        ),
+    ],
+)
+def test_later_texts_of_the_system(make_reader, template: str, prompt: str) -> None:
+    """A template that takes none gets them as the user's."""
+    asked = read(make_reader(template), BODY_OF_AN_AGENT, Endpoint.MESSAGES)
+    assert bytes(token - 3 for token in memoryview(asked.prompts[0]).cast("i")).decode() == prompt
+
+
 @pytest.mark.parametrize(
     ("template", "thinking", "words"),
     [
@@ -267,7 +304,6 @@ def tool(**more: Any) -> dict[str, Any]:
     return {"tools": [{"name": "f", "input_schema": OBJECT, **more}]}
 
 
-CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "'max_tokens' is missing"),
