@@ -16,13 +16,10 @@ from tests.support.serving.gateway_process import MODEL, run_gateway
 anthropic = pytest.importorskip("anthropic", reason="the dev extra installs Anthropic's client")
 
 OWN_TOOLS = [
-    {
-        "name": tool["function"]["name"],
-        "description": tool["function"]["description"],
-        "input_schema": tool["function"]["parameters"],
-    }
+    {**{key: value for key, value in tool["function"].items() if key != "parameters"},
+     "input_schema": tool["function"]["parameters"]}
     for tool in TOOLS
-]
+]  # fmt: skip
 ASK = [{"role": "user", "content": "?"}]
 SAMPLED = {"temperature": 0.75, "top_p": 0.875, "seed": 11}
 
