@@ -13,8 +13,8 @@ AT_ONCE = 4096
 
 
 def tokens_answer(asked: ParsedRequest, model: ServedModel) -> Iterator[bytes]:
-    """The JSON of an answer to /tokenize, a bounded part at a time: `tokens`, `count`, `max_model_len`, `token_strs`.
-    A token is its id; with PIECES its id and its text, which is a list of bytes where it is no text."""
+    """The JSON of an answer to /tokenize, a bounded part at a time. A token is its id; with PIECES its id and its text,
+    which is a list of bytes where it is no text."""
     tokens = memoryview(asked.prompts[0]).cast("i").tolist()
     yield b'{"count":%d,"max_model_len":%d,"tokens":[' % (len(tokens), model.max_seq_len)
     yield from _parts(

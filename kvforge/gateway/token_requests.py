@@ -11,11 +11,11 @@ from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.prompts import json_texts
 from kvforge.gateway.request_fields import Fields, Refused, flag, screen
 
-CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+OF_MESSAGES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
           "reasoning_effort")  # fmt: skip
 _OF_ALL = ("model", "add_special_tokens", "return_token_strs")
-LLAMA = ("content", "add_special", "with_pieces")
-TOKENIZE = frozenset({*CHATS, *_OF_ALL, *LLAMA, "prompt"})
+OF_CONTENT = ("content", "add_special", "with_pieces")
+TOKENIZE = frozenset({*OF_MESSAGES, *_OF_ALL, *OF_CONTENT, "prompt"})
 TOKENIZE_REFUSED = {
     "parse_special": Refused("special tokens that are written out in a text are always read as such", (True,)),
     "chat_template": Refused("the server's chat template cannot be replaced by a request"),
@@ -35,7 +35,7 @@ def read_tokenize_request(body: dict[str, Any]) -> Fields:
         raise bad_field("prompt", "or content or messages must be given, one of them")
     kind = given[0]
     for name in fields:
-        if (name in CHATS and kind != "messages") or (name in LLAMA and kind != "content"):
+        if (name in OF_MESSAGES and kind != "messages") or (name in OF_CONTENT and kind != "content"):
             raise bad_field(name, f"is not for {kind}; leave it out")
     if kind == "messages":
         return fields

@@ -108,7 +108,7 @@ MESSAGES = {name: pair for name, pair in SAMPLING.items() if name != "stop"} | C
     "min_tokens": Pair(1, 2), "max_tokens": Pair(5, 6), "stop_sequences": Pair(["a"], ["b"]),
 }  # fmt: skip
 TO_TEXT = {"return_token_strs": Pair(True, False), "add_special_tokens": Pair(True, False), "model": Pair("tiny", "x")}
-TOKENIZED = TO_TEXT | {name: dataclasses.replace(CHAT[name], more={}) for name in token_requests.CHATS} | {
+TOKENIZED = TO_TEXT | {name: dataclasses.replace(CHAT[name], more={}) for name in token_requests.OF_MESSAGES} | {
     "prompt": Pair("a", "b"), "content": Pair("a", "b"), "add_special": Pair(True, False),
     "with_pieces": Pair(True, False),
 }  # fmt: skip
@@ -164,9 +164,9 @@ def block(kind: str) -> Callable[[str, Any], dict[str, Any]]:
 
 def as_text(name: str, value: Any) -> dict[str, Any]:
     """A request to /tokenize of what the field is for."""
-    if name in token_requests.CHATS:
+    if name in token_requests.OF_MESSAGES:
         return {"prompt": None, **BASES[Endpoint.COUNT_TOKENS], name: value}
-    return {"prompt": None, "content": "x", name: value} if name in token_requests.LLAMA else {name: value}
+    return {"prompt": None, "content": "x", name: value} if name in token_requests.OF_CONTENT else {name: value}
 
 
 def in_format(name: str, value: Any) -> dict[str, Any]:
