@@ -31,7 +31,7 @@ from kvforge.gateway.request_body import BodyReader
 from kvforge.gateway.response_formats import CompletionFormat, ResponseFormat
 from kvforge.gateway.response_stream import StreamedResponse
 from kvforge.gateway.responses_format import ResponsesFormat
-from kvforge.gateway.token_answers import text_answer, tokens_answer
+from kvforge.gateway.token_answers import text_answer, tokenizer_info, tokens_answer
 from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
 from kvforge.version import __version__
@@ -94,6 +94,9 @@ class Gateway:
         asked = await self._asked(request, Endpoint.DETOKENIZE)
         return Response(text_answer(asked), media_type="application/json")
 
+    async def tokenizer_info(self) -> Response:
+        return JSONResponse(tokenizer_info(self.model))
+
     async def models(self, request: Request) -> Response:
         if speaks_messages(request.scope):
             return JSONResponse(models_page(self.model))
@@ -149,6 +152,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app.post(f"{MESSAGES}/count_tokens")(gateway.count_tokens)
     app.post("/tokenize")(gateway.tokenize)
     app.post("/detokenize")(gateway.detokenize)
+    app.get("/tokenizer_info")(gateway.tokenizer_info)
     app.post("/v1/embeddings")(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)

@@ -1,4 +1,4 @@
-"""Answers of /tokenize and /detokenize."""
+"""Answers of /tokenize, /detokenize and /tokenizer_info."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.response_formats import dumps
 from kvforge.gateway.token_requests import PIECES, STRINGS
+from kvforge.tokenization.template_files import DEFAULT
 
 AT_ONCE = 4096
 """Tokens written before other requests get their turn."""
@@ -32,6 +33,15 @@ def tokens_answer(asked: ParsedRequest, model: ServedModel) -> Iterator[bytes]:
 def text_answer(asked: ParsedRequest) -> bytes:
     """The JSON of an answer to /detokenize, the text under vLLM's name and llama.cpp's."""
     return b'{"prompt":"%b","content":"%b"}' % (asked.echoes[0], asked.echoes[0])
+
+
+def tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    """What a client must know to write conversations by itself: the chat template, and the texts of the special tokens
+    that it may name. Nothing of them where the engine has no template."""
+    template = model.chat_template
+    if template is None:
+        return {"chat_template": None}
+    return {**template.special_tokens, "chat_template": template.sources.get(DEFAULT)}
 
 
 def _piece(model: ServedModel, token: int) -> dict[str, Any]:

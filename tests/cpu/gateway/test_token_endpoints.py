@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.utils import RemoteTokenizer
 from tokenizers import Tokenizer, processors
 
 from kvforge.gateway.token_answers import AT_ONCE
@@ -14,7 +15,7 @@ from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
-from tests.cpu.gateway.http_calls import post
+from tests.cpu.gateway.http_calls import call, post
 from tests.cpu.gateway.test_openai_refusals import check
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -112,6 +113,21 @@ def test_special_tokens_are_shown(url: str) -> None:
     assert ask(url, "detokenize", {"tokens": []}) == {"prompt": "", "content": ""}
 
 
+def test_the_harness_tokenizes_remotely(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
+    """lm-evaluation-harness' own client of vLLM's endpoints."""
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+    )
+    url = start(chat_template=file)
+    remote = RemoteTokenizer(f"{url}/v1/completions", max_retries=1)
+    assert remote.encode("hé") == ids("hé") and remote.decode([FIRST, *ids("hé")]) == "<s>hé"
+    assert remote.batch_decode([ids("a"), ids("b")]) == ["a", "b"]
+    assert (remote.bos_token, remote.bos_token_id, remote.eos_token_id) == ("<s>", FIRST, 2)
+    post(f"{url}/v1/chat/completions", {"messages": HELLO})
+    assert remote.encode(remote.apply_chat_template(HELLO)) == triton.requests[-1].prompt
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
@@ -157,11 +173,12 @@ def test_without_a_template(start: Callable[..., str], tmp_path: Path) -> None:
     assert ask(url, "tokenize", {"prompt": "x"})["tokens"] == ids("x")
     assert ask(url, "detokenize", {"tokens": ids("x")})["prompt"] == "x"
     check(post(f"{url}/tokenize", {"messages": HELLO}), 400, "messages", "has no chat template")
+    assert json.loads(call(url, "GET", "/tokenizer_info").body) == {"chat_template": None}
 
 
 def test_they_need_a_key(start: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("secret\n")
     url = start(api_key_file=tmp_path / "keys")
     for path, body in (("tokenize", {"prompt": "x"}), ("detokenize", {"tokens": [5]})):
-        assert post(f"{url}/{path}", body).status == 401
+        assert post(f"{url}/{path}", body).status == 401 == call(url, "GET", "/tokenizer_info").status
         assert post(f"{url}/{path}", body, {"Authorization": "Bearer secret"}).status == 200
