@@ -41,7 +41,8 @@ def read_message_request(body: dict[str, Any], model: ServedModel, counted: bool
     chat: Fields = {name: fields[name] for name in SAME if name in fields}
     chat["messages"] = chat_messages(fields)
     chat.update(read_tools(fields))
-    if not _of_template(model, lambda template: template.takes_later_system(chat["tools"] or None)):
+    is_later = any(message["role"] == "system" for message in chat["messages"][1:])
+    if is_later and not _of_template(model, lambda template: template.takes_later_system(chat["tools"] or None)):
         chat["messages"] = without_later_system(chat["messages"])
     if "stop_sequences" in fields:
         if not isinstance(fields["stop_sequences"], list):

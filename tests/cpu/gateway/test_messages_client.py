@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,36 @@ def test_a_streamed_message_is_the_whole_one(client: "anthropic.Anthropic", trit
     say(triton, text, finish)
     for answer in answers(client, tools=TOOLS):
         assert (blocks_of(answer), answer.stop_reason) == (blocks, reason)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_answer_in_any_pieces(client: "anthropic.Anthropic", triton: FakeTriton, seed: int) -> None:
+    """Streamed as whole, and nothing of it lost."""
+    rng = random.Random(seed)
+    words = ["a", "é", "😀", "\n", '"', "\\", "{", "<", "<tool", "</think>", "<think>"]
+    said, calls = "", list[str]()
+    for _ in range(rng.randrange(1, 5)):
+        if rng.random() < 0.4:
+            name, arguments = rng.choice([("f", {"city": "".join(rng.choices(words, k=5))}), ("g", {})])
+            call = {"name": name, "arguments": arguments}
+            said += f"<tool_call>\n{json.dumps(call, ensure_ascii=rng.random() < 0.5)}\n</tool_call>"
+            calls.append(json.dumps([name, arguments]))
+        else:
+            said += "".join(rng.choices(words, k=rng.randrange(1, 9)))
+    thought = rng.random() < 0.5
+    tokens = [byte + 3 for byte in (f"{THOUGHT}{said} " if thought else f"x{said} ").encode()]
+    cuts = sorted(rng.sample(range(1, len(tokens)), min(5, len(tokens) - 1)))
+
+    async def script(request):
+        for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+            yield Row(tokens[start:end], finish_reason="stop" if end == len(tokens) else "", reused_blocks=1)
+
+    triton.script = script
+    for answer in answers(client, tools=TOOLS):
+        blocks = blocks_of(answer)
+        assert [json.dumps(block[1:]) for block in blocks if block[0] == "tool_use"] == calls
+        assert [block[1] for block in blocks if block[0] == "thinking"] == (['Who is "it"?'] if thought else [])
+        assert answer.stop_reason == ("tool_use" if calls else "end_turn")
 
 
 def test_an_empty_answer(client: "anthropic.Anthropic", triton: FakeTriton) -> None:

@@ -19,7 +19,7 @@ from kvforge.gateway.request_reader import RequestReader
 from tests.cpu.gateway.chat_template import TEMPLATE as PLAIN
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
-from tests.cpu.gateway.http_calls import Answer, call, post
+from tests.cpu.gateway.http_calls import Answer, call, connect, post, read_to_end
 from tests.cpu.gateway.language_templates import TEMPLATES
 from tests.support.fuzz.bytes import break_body
 
@@ -488,6 +488,13 @@ def test_odd_bodies_are_served_or_refused(url: str, triton: FakeTriton, seed: in
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_other_methods(url: str, method: str) -> None:
     check(call(url, method, "/v1/messages"), 405, "invalid_request_error", "this method is not allowed here")
+
+
+def test_a_body_that_does_not_arrive(start: Callable[..., str]) -> None:
+    with connect(start(body_timeout=0.3)) as half:
+        half.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        head, _, body = read_to_end(half).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and json.loads(body)["error"]["type"] == "timeout_error"
 
 
 def test_without_a_template(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
