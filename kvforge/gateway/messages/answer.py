@@ -68,9 +68,6 @@ class _Call(_Text):
     def begun(self) -> bytes:
         return b'%b,"input":{}}' % self._head
 
-    def piece(self, text: str) -> bytes:
-        return dumps(text)[1:-1].encode()
-
     def whole(self, is_cut: bool) -> bytes:
         """Of a call that was cut off its input has what is there."""
         arguments = json.loads(b'"%b"' % bytes(self.text))
