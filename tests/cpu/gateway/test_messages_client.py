@@ -410,6 +410,15 @@ def test_models(client: "anthropic.Anthropic") -> None:
         client.models.retrieve("large")
 
 
+def test_several_names(start: Callable[..., str], template: Path, triton: FakeTriton) -> None:
+    client = client_of(start(chat_template=template, model_names=("small", "claude-x")))
+    page = client.models.list()
+    assert ([model.id for model in page], page.first_id, page.last_id) == (["small", "claude-x"], "small", "claude-x")
+    for name in ("small", "claude-x"):
+        for answer in answers(client, model=name):
+            assert answer.model == name
+
+
 def test_the_asynchronous_client(url: str, triton: FakeTriton) -> None:
     say(triton, f"{THOUGHT}{CALL}")
 

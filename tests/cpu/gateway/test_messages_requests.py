@@ -400,7 +400,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"fallbacks": [{"model": "x"}]}, "'fallbacks' is not supported"),
     ({"seed": 2**70}, "'seed'"),
     ({"system": "\ud800"}, "half a character"),
-    ({"model": 5}, "'model' must be the model's name"),
+    ({"model": 5}, "'model' must be a name of the model"),
 ]  # fmt: skip
 
 
