@@ -2,14 +2,16 @@
 
 import argparse
 import os
+import sys
 import webbrowser
 from pathlib import Path
 
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
-from kvforge.commands.parsers import add_always_on, add_command, add_threads
+from kvforge.commands.parsers import add_always_on, add_command, add_threads, display_of
 from kvforge.commands.sampling_options import sampling_defaults
 from kvforge.commands.serve_doors import add_door_options, choose_doors
 from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options
+from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.speculation.config import check_speculation
@@ -84,8 +86,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--log-file", type=Path, help="append the log here; -: standard error (default: keep none)")
     parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
     parser.add_argument(
-        "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="what is logged at least"
-    )
+        "--log-level", choices=("debug", "info", "warning", "error"),
+        help="what is logged at least; info has a line for each request (default: info on a terminal, else warning)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -102,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
 
     speculation = speculation_options(args)
+    if args.log_level is None:
+        args.log_level = "info" if sys.stderr.isatty() else "warning"
     for option, minimum in MINIMUM.items():
         if not getattr(args, option) >= minimum:  # NaN too
             raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
@@ -157,12 +162,18 @@ def run(args: argparse.Namespace) -> int:
             if canary is not None:
                 canary.start(server.http_url)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
-            where = doors.listening(ports)
-            print(f"kvforge: serving {args.engine} as model 'ensemble': {where} (Ctrl-C stops)", flush=True)
-            if args.open_page and gateway is not None:
+            notes.close()
+            print(
+                f"kvforge: serving {args.engine} as model 'ensemble', after {notes.seconds:.1f} s (Ctrl-C stops)",
+                flush=True,
+            )
+            if gateway is not None and not args.no_page:
                 page = doors.page(gateway.port)
-                print(f"kvforge: the page is {page}", flush=True)
-                open_on_desktop(page)
+                print(f"kvforge: page {page}", flush=True)
+                if args.open_page:
+                    open_on_desktop(page)
+            for line in doors.listening(ports):
+                print(f"kvforge: {line}", flush=True)
             if no_gateway is not None:
                 print(f"kvforge: no OpenAI API: {no_gateway}", flush=True)
             if sampling is not None:
@@ -177,9 +188,11 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
+        notes = StartNotes(display_of(args), "the engine, Triton" + (" and the gateway" if args.openai else ""))
         try:
             supervisor.run(announce, draining)
         finally:
+            notes.close()
             if canary is not None:
                 canary.close()
             health.close()

@@ -28,6 +28,7 @@ COMPLETIONS = COMMON | {"prompt", "echo", "best_of", "add_special_tokens"}
 CHAT = COMMON | {
     "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "tools",
     "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
+    "thinking_token_budget",
 }  # fmt: skip
 
 WITHOUT_EFFECT = {
@@ -78,6 +79,7 @@ REFUSED = {
     "skip_special_tokens": Refused("special tokens are never part of the text", (True,)),
     "chat_template": Refused("the server's chat template cannot be replaced by a request"),
     "chat_template_kwargs": Refused(_CHAT_ONLY, ({},)),
+    "thinking_token_budget": Refused(_CHAT_ONLY),
     "documents": Refused("documents are not passed to the chat template; put them into a message", ([],)),
     "truncate_prompt_tokens": Refused("prompts are not cut; shorten the prompt"),
     "priority": Refused("priorities are not taken from clients", (0,)),

@@ -20,13 +20,13 @@ from kvforge.gateway.messages.request import in_message_words, read_message_requ
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.prompts import chat_prompt, completion_prompts, encode, json_texts
+from kvforge.gateway.prompts import chat_text, completion_prompts, encode, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
-from kvforge.gateway.thinking import thinking_after
+from kvforge.gateway.thinking import behind_reasoning, has_begun, thinking
 from kvforge.gateway.token_requests import (
     read_detokenize_request,
     read_tokenize_request,
@@ -95,7 +95,7 @@ class RequestReader:
             asked = self._chat(fields, fills=True)
         except ApiError as error:
             raise in_message_words(error) from None
-        asks = "output_config.format" if "response_format" in fields else "tools"
+        asks = "output_config.format" if "response_format" in fields else "tools" if fields["tools"] else "thinking"
         names = {PROMPT: "messages", LENGTH: "max_tokens", GUIDE: asks, "stop": "stop_sequences"}
         return dataclasses.replace(asked, names=names, shown={OMITTED: is_omitted})
 
@@ -142,17 +142,23 @@ class RequestReader:
             asked, kept=n if ranked else 0, silent=ranked and logprobs is None, empty=max_tokens == 0
         )
 
-    def _prompt(self, fields: Fields, fits: bool = True, special: bool = False) -> tuple[ToolUse, list[int]]:
-        """What a chat's tools mean for it, and its prompt."""
+    def _prompt(
+        self, fields: Fields, fits: bool = True, special: bool = False
+    ) -> tuple[ToolUse, list[int], bool | None]:
+        """What a chat's tools mean for it, its prompt, and what `has_begun` says of that."""
         tools = read_tools(fields)
         use = tool_use(self._model, fields, tools)
-        shown, prefix = None if tools is None else tools.shown, "" if use.calls is None else use.calls.prefix
-        return use, chat_prompt(self._model, fields, shown, prefix, special, fits)
+        is_forced = use.calls is not None and use.calls.forced
+        text = chat_text(self._model, fields, None if tools is None else tools.shown, is_forced)
+        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
+        begun = has_begun(self._model, text, None if last is None else last["content"])
+        use = behind_reasoning(self._model, fields, use, begun)
+        prefix = "" if use.calls is None else use.calls.prefix
+        return use, encode(self._model, text + prefix, special, "messages", fits), begun
 
     def _chat(self, fields: Fields, fills: bool = False) -> ParsedRequest:
         """`fills`: where more is asked for than the context holds, the answer may fill it."""
-        use, prompt = self._prompt(fields)
-        calls = use.calls
+        use, prompt, begun = self._prompt(fields)
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
@@ -169,12 +175,9 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        is_guided = use.guide is not None and (calls is None or calls.forced)
-        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
-        thinking = thinking_after(self._model, prompt, is_guided, None if last is None else last["content"])
         return self._asked(
-            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls, thinking=thinking,
-            looser=use.looser,
+            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=use.calls,
+            thinking=thinking(self._model, begun), looser=use.looser,
         )  # fmt: skip
 
     def _asked(

@@ -20,10 +20,12 @@ from kvforge.gateway.messages.thinking import ThinkingAsked, read_thinking
 from kvforge.gateway.messages.tools import read_tools
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.request_fields import Fields, refuse_others, screen
+from kvforge.gateway.thinking import BUDGET, can_keep_budget
 from kvforge.tokenization.chat_template import ChatTemplate
 
 _NAMES = (("parameters", "input_schema"), ("stop", "stop_sequences"), ("response_format", "output_config.format"),
-          ("reasoning_effort", "output_config.effort"), ("continue_final_message", "messages"))  # fmt: skip
+          ("reasoning_effort", "output_config.effort"), ("continue_final_message", "messages"),
+          (BUDGET, "thinking.budget_tokens"))  # fmt: skip
 """Fields of chats, and what this endpoint calls them."""
 USUAL_EFFORT = "high"
 """What Anthropic says to be the same as no effort given."""
@@ -55,6 +57,9 @@ def read_message_request(body: dict[str, Any], model: ServedModel, counted: bool
     asked = _thinking(fields, chat, model)
     if asked.arguments:
         chat["chat_template_kwargs"] = {**asked.arguments, **fields.get("chat_template_kwargs", {})}
+    calls_are_free = bool(chat["tools"]) and chat["tool_choice"] == "auto"
+    if asked.budget is not None and can_keep_budget(model, calls_are_free):
+        chat[BUDGET] = asked.budget
     return chat, asked.is_omitted
 
 

@@ -19,10 +19,12 @@ _DISPLAYS = ("summarized", "omitted")
 
 @dataclass(frozen=True)
 class ThinkingAsked:
-    """What a request says of thinking: to the template, and whether the answer leaves it out."""
+    """What a request says of thinking: to the template, whether the answer leaves it out, and how many tokens of it
+    there may be."""
 
     arguments: dict[str, Any]
     is_omitted: bool = False
+    budget: int | None = None
 
 
 def read_thinking(given: Any, reads: Callable[[str], bool], reasons: bool) -> ThinkingAsked:
@@ -39,6 +41,7 @@ def read_thinking(given: Any, reads: Callable[[str], bool], reasons: bool) -> Th
     refuse_others("thinking", given, THINKING_FIELDS if kind == "enabled" else ("type", "display"))
     if given.get("display", "summarized") not in (None, *_DISPLAYS):
         raise bad_field("thinking.display", f"must be {_DISPLAYS[0]}, which shows all of it, or {_DISPLAYS[1]}")
+    budget = None
     arguments: dict[str, Any] = {name: kind != "disabled" for name in SWITCHES if reads(name)}
     if kind == "disabled" and reasons and not arguments:
         raise bad_field("thinking.type", "cannot be disabled: the model's chat template has no switch for thinking")
@@ -50,4 +53,4 @@ def read_thinking(given: Any, reads: Callable[[str], bool], reasons: bool) -> Th
             raise bad_field("thinking.budget_tokens", "is missing; say how many tokens the model may think for")
         if reads(BUDGET):
             arguments[BUDGET] = budget
-    return ThinkingAsked(arguments, given.get("display") == "omitted")
+    return ThinkingAsked(arguments, given.get("display") == "omitted", budget)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
 from kvforge.gateway import functions, guides, request_fields, responses_request, token_requests
 from kvforge.gateway.endpoints import Endpoint
@@ -85,6 +85,7 @@ CHAT = COMMON | {
     "continue_final_message": Pair(True, False, {"add_generation_prompt": False}),
     "tools": Pair([TOOL], []), "tool_choice": CHOICE, "parallel_tool_calls": Pair(True, False, {"tools": [TOOL]}),
     "reasoning_effort": Pair("low", "high"), "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
+    "thinking_token_budget": Pair(5, 6),
 }  # fmt: skip
 RESPONSES = {name: dataclasses.replace(pair, more={}) for name, pair in SAMPLING.items()} | {
     "input": Pair("a", "b"), "instructions": Pair("a", "b"), "max_output_tokens": Pair(5, 6),
@@ -101,11 +102,12 @@ ANSWER = {"thinking": Pair({"type": "enabled", "budget_tokens": 5}, {"type": "di
 COUNTED = ANSWER | {
     "model": Pair("tiny", "large"), "messages": CHAT["messages"], "system": Pair("a", [{"type": "text", "text": "b"}]),
     "tools": Pair([OWN_TOOL], []),
-    "tool_choice": Pair({"type": "auto"}, {"type": "any"}, {"tools": [OWN_TOOL]}),
+    "tool_choice": Pair({"type": "auto"}, {"type": "tool", "name": "g"}, {"tools": [OWN_TOOL]}),
     "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
 }  # fmt: skip
 MESSAGES = {name: pair for name, pair in SAMPLING.items() if name != "stop"} | COUNTED | {
     "min_tokens": Pair(1, 2), "max_tokens": Pair(5, 6), "stop_sequences": Pair(["a"], ["b"]),
+    "tool_choice": Pair({"type": "auto"}, {"type": "any"}, {"tools": [OWN_TOOL]}),
 }  # fmt: skip
 TO_TEXT = {"return_token_strs": Pair(True, False), "add_special_tokens": Pair(True, False), "model": Pair("tiny", "x")}
 TOKENIZED = TO_TEXT | {name: dataclasses.replace(CHAT[name], more={}) for name in token_requests.OF_MESSAGES} | {
@@ -285,9 +287,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     engine: Path = write_engine_files(folder / "tiny")
     tokenizer = Tokenizer.from_file(str(engine / TOKENIZER_DIR / "tokenizer.json"))
     first = (tokenizer.id_to_token(1), 1)
+    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
     tokenizer.save(str(engine / TOKENIZER_DIR / "tokenizer.json"))
-    options = GatewayOptions(engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes")
+    options = GatewayOptions(
+        engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes", reasoning_format="think"
+    )
     return RequestReader(ServedModel.load(options), options)
 
 

@@ -63,6 +63,13 @@ def prompt_of(triton: FakeTriton, at: int = -1) -> str:
     return bytes(token - 3 for token in triton.requests[at].prompt).decode()
 
 
+def inner_guide(triton: FakeTriton) -> dict[str, Any]:
+    """What the latest answer is to keep to behind its reasoning."""
+    request = triton.requests[-1]
+    assert request.texts("guided_decoding_guide_type") == ["after_reasoning"]
+    return json.loads(request.texts("guided_decoding_guide")[0])
+
+
 def without_ids(message: Any) -> dict[str, Any]:
     """What two answers to the same request have in common, whichever way they came."""
     found = message.model_dump()
@@ -282,11 +289,12 @@ def test_tools_there_and_back(client: "anthropic.Anthropic", triton: FakeTriton)
 
 @pytest.mark.parametrize(("choice", "names"), [({"type": "any"}, "fg"), ({"type": "tool", "name": "g"}, "g")])
 def test_forced_calls(client: "anthropic.Anthropic", triton: FakeTriton, choice: dict, names: str) -> None:
-    say(triton, OTHER.removeprefix("<tool_call>\n"))
+    """The guide begins them, behind what the model thinks."""
+    say(triton, f"{THOUGHT}{OTHER}")
     for answer in answers(client, tools=TOOLS, tool_choice=choice):
-        assert (blocks_of(answer), answer.stop_reason) == ([("tool_use", "g", {})], "tool_use")
-    assert prompt_of(triton).endswith("[user]hi[a]<tool_call>\n")
-    assert set(json.loads(triton.requests[-1].texts("guided_decoding_guide")[0])["$defs"]) == set(names)
+        assert blocks_of(answer) == [("thinking", 'Who is "it"?'), ("tool_use", "g", {})]
+        assert answer.stop_reason == "tool_use"
+    assert set(json.loads(inner_guide(triton)["guide"])["$defs"]) == set(names)
 
 
 def test_no_calls_and_one_call(client: "anthropic.Anthropic", triton: FakeTriton) -> None:
@@ -339,9 +347,9 @@ def test_a_form_of_the_text(client: "anthropic.Anthropic", triton: FakeTriton) -
     say(triton, '{"age": 5}')
     answer = client.messages.parse(model="tiny", max_tokens=50, messages=HELLO, output_format=Person)
     assert answer.parsed_output == Person(age=5)
-    request = triton.requests[-1]
-    assert request.texts("guided_decoding_guide_type") == ["json_schema"]
-    assert json.loads(request.texts("guided_decoding_guide")[0])["properties"]["age"]["type"] == "integer"
+    guide = inner_guide(triton)
+    assert guide["kind"] == "json_schema"
+    assert json.loads(guide["guide"])["properties"]["age"]["type"] == "integer"
 
 
 def test_count_tokens(client: "anthropic.Anthropic", triton: FakeTriton) -> None:

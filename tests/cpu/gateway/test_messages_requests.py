@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
@@ -16,6 +17,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.request_reader import RequestReader
+from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.chat_template import TEMPLATE as PLAIN
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
@@ -264,6 +266,28 @@ def test_thinking_that_the_template_does_not_know(
     else:
         with pytest.raises(ApiError, match=words):
             read(of_model, body, Endpoint.MESSAGES)
+
+
+def test_a_budget_is_kept_where_that_is_possible(tmp_path: Path) -> None:
+    """As a chat's is: the end of reasoning is one token."""
+    engine, template = write_engine_files(tmp_path / "tiny"), tmp_path / "template.jinja"
+    template.write_text(TEMPLATE.replace("</think>", "{# </think> #}"))
+    file = str(engine / TOKENIZER_DIR / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
+    tokenizer.save(file)
+    options = GatewayOptions(engine=engine, chat_template=template, tool_call_format="hermes")
+    reader = RequestReader(ServedModel.load(options), options)
+    for more in ({}, tool()):
+        body = {**GOOD, "seed": 1, "thinking": {"type": "enabled", "budget_tokens": 7}, **more}
+        chat = {**GOOD, "seed": 1, "thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": True}}
+        if more:
+            function = {"name": "f", "parameters": OBJECT}
+            chat |= {"tools": [{"type": "function", "function": function}]}
+        ours, theirs = read(reader, body, Endpoint.MESSAGES), read(reader, chat, Endpoint.CHAT)
+        assert ours == dataclasses.replace(theirs, names=ours.names, shown=ours.shown)
+        without = read(reader, {**body, "thinking": {"type": "adaptive"}}, Endpoint.MESSAGES)
+        assert without.template != ours.template and without.prompts == ours.prompts
 
 
 def test_the_usual_effort_is_none_at_all(make_reader) -> None:

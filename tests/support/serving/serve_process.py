@@ -41,15 +41,18 @@ class ServeProcess:
     ) -> None:
         self._process = _start(engine_dir, options, env, program)
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        said = ""
+        while "health " not in said and (line := self._process.stdout.readline()):
+            said += line
         found = re.search(
-            r"HTTP (http://\S+:\d+), gRPC (\S+:\d+), metrics (http://\S+:\d+/metrics), health (http://\S+:\d+)",
-            line,
+            r"HTTP (http://\S+:\d+)\b.*gRPC (\S+:\d+)\b.*metrics (http://\S+:\d+/metrics).*health (http://\S+:\d+)",
+            said,
+            re.DOTALL,
         )
         if found is None:
             self._process.kill()
-            raise AssertionError(f"the server did not start: {line}{self._process.communicate()[1]}")
-        openai = re.search(r"OpenAI (http://\S+)", line)
+            raise AssertionError(f"the server did not start: {said}{self._process.communicate()[1]}")
+        openai = re.search(r"OpenAI (http://\S+)", said)
         self.openai_url = "" if openai is None else openai[1]
         self.http_url, self.grpc_url, self.metrics_url, self.health_url = found.groups()
 
