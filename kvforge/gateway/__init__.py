@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server in front of Triton: a process of its own.
+"""An HTTP server in front of Triton that speaks OpenAI's API and Anthropic's: a process of its own.
 
     HTTP request -> fields, sampling, prompts -> Triton over gRPC (token ids) -> text -> JSON or SSE
 

@@ -1,5 +1,6 @@
 """The application: routes, and what they share."""
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
@@ -11,21 +12,26 @@ from starlette.middleware.cors import CORSMiddleware
 
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.endpoints import Endpoint
+from kvforge.gateway.error_faces import MESSAGES, error_response, speaks_messages
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
 from kvforge.gateway.left_header import LEFT_HEADER
+from kvforge.gateway.messages.answer import MessagesFormat
+from kvforge.gateway.messages.models import model_info, models_page
 from kvforge.gateway.middleware import OPEN_PATHS, Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.page.engine_numbers import EngineNumbers
 from kvforge.gateway.page.static_files import add_files
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.readiness import Readiness
 from kvforge.gateway.reading import Reading
 from kvforge.gateway.request_body import BodyReader
 from kvforge.gateway.response_formats import CompletionFormat, ResponseFormat
-from kvforge.gateway.response_stream import StreamedResponse, error_response
+from kvforge.gateway.response_stream import StreamedResponse
 from kvforge.gateway.responses_format import ResponsesFormat
+from kvforge.gateway.token_answers import text_answer, tokenizer_info, tokens_answer
 from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
 from kvforge.version import __version__
@@ -68,12 +74,38 @@ class Gateway:
         generation = await self._generation(request, "resp_", Endpoint.RESPONSES)
         return self._answer(generation, ResponsesFormat(generation))
 
-    async def models(self) -> Response:
+    async def messages(self, request: Request) -> Response:
+        generation = await self._generation(request, "msg_", Endpoint.MESSAGES)
+        return self._answer(generation, MessagesFormat(generation))
+
+    async def count_tokens(self, request: Request) -> Response:
+        asked = await self._asked(request, Endpoint.COUNT_TOKENS)
+        return JSONResponse({"input_tokens": asked.num_prompt_tokens})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = await self._asked(request, Endpoint.TOKENIZE)
+        written = bytearray()
+        for part in tokens_answer(asked, self.model):
+            written += part
+            await asyncio.sleep(0)
+        return Response(bytes(written), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = await self._asked(request, Endpoint.DETOKENIZE)
+        return Response(text_answer(asked), media_type="application/json")
+
+    async def tokenizer_info(self) -> Response:
+        return JSONResponse(tokenizer_info(self.model))
+
+    async def models(self, request: Request) -> Response:
+        if speaks_messages(request.scope):
+            return JSONResponse(models_page(self.model))
         return JSONResponse({"object": "list", "data": [self.model.card(name) for name in self.model.names]})
 
-    async def one_model(self, name: str) -> Response:
+    async def one_model(self, request: Request, name: str) -> Response:
         self.model.check_name(name)
-        return JSONResponse(self.model.card(name))
+        found = model_info(self.model, name) if speaks_messages(request.scope) else self.model.card(name)
+        return JSONResponse(found)
 
     async def ready(self) -> Response:
         problem = await self._readiness.problem()
@@ -98,9 +130,12 @@ class Gateway:
         return PlainTextResponse(await self._numbers.text(), media_type="text/plain; version=0.0.4")
 
     async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
-        async with self._bodies.read(request) as data:
-            asked = await self._reading.read(data, endpoint)
+        asked = await self._asked(request, endpoint)
         return Generation(self.triton, self.model, f"{prefix}{_suffix(request)}", asked)
+
+    async def _asked(self, request: Request, endpoint: Endpoint) -> ParsedRequest:
+        async with self._bodies.read(request) as data:
+            return await self._reading.read(data, endpoint)
 
     def _answer(self, generation: Generation, form: ResponseFormat) -> StreamedResponse:
         return StreamedResponse(generation, form, self._held.one(), self.options.write_timeout)
@@ -113,6 +148,11 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app.post("/v1/completions")(gateway.completions)
     app.post("/v1/chat/completions")(gateway.chat)
     app.post("/v1/responses")(gateway.responses)
+    app.post(MESSAGES)(gateway.messages)
+    app.post(f"{MESSAGES}/count_tokens")(gateway.count_tokens)
+    app.post("/tokenize")(gateway.tokenize)
+    app.post("/detokenize")(gateway.detokenize)
+    app.get("/tokenizer_info")(gateway.tokenizer_info)
     app.post("/v1/embeddings")(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)
@@ -141,7 +181,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     if options.cors_origin is not None:
         app.add_middleware(
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=["x-request-id", LEFT_HEADER],
+            expose_headers=["x-request-id", "request-id", LEFT_HEADER],
         )  # fmt: skip
     front = Front(app, keys, options.max_requests, options.cors_origin, open_paths)
     return front
@@ -161,7 +201,7 @@ def _suffix(request: Request) -> str:
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.scope.setdefault("log", {})["error"] = error.logged
-    response = error_response(error)
+    response = error_response(error, request.scope)
     if error.status in (408, 413):
         response.headers["Connection"] = "close"
     return response
@@ -170,8 +210,9 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: f"there is nothing at {request.url.path[:200]}", 405: "this method is not allowed here"}
-    return error_response(ApiError(error.status_code, what.get(error.status_code, str(error.detail))))
+    said = what.get(error.status_code, str(error.detail))
+    return error_response(ApiError(error.status_code, said), request.scope)
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "the gateway failed; its log says why"))
+    return error_response(ApiError(500, "the gateway failed; its log says why"), request.scope)

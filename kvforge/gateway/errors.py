@@ -57,9 +57,9 @@ def too_deep() -> ApiError:
     return ApiError(400, "the request is nested too deeply; flatten it")
 
 
-def bad_field(param: str, what: str) -> ApiError:
+def bad_field(param: str, what: str, code: str | None = None) -> ApiError:
     """A field that cannot be used; `what` follows its name."""
-    return ApiError(400, f"'{param}' {what}", param)
+    return ApiError(400, f"'{param}' {what}", param, code)
 
 
 def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:

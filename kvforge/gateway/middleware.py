@@ -5,14 +5,14 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvforge.gateway.auth import ApiKeys
+from kvforge.gateway.error_faces import error_response, face_of
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.response_stream import error_response
 
 logger = logging.getLogger("kvforge.gateway")
 
@@ -69,7 +69,9 @@ class Front:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                own = {"x-request-id": request_id, **face_of(scope).headers(request_id)}
+                added = [(name.encode(), value.encode()) for name, value in own.items()]
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         watched = scope["path"] in self._open_paths
@@ -77,7 +79,7 @@ class Front:
         self.num_open += not watched
         try:
             if refusal is not None:
-                response = error_response(refusal)
+                response = error_response(refusal, scope)
                 if self._cors_origin is not None:
                     # The middleware that adds it lies behind; without it a web page cannot read why.
                     response.headers["Access-Control-Allow-Origin"] = self._cors_origin
@@ -90,9 +92,8 @@ class Front:
                 self._record(scope, request_id, status, time.perf_counter() - started, log)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
         preflight = scope["method"] == "OPTIONS"
-        if not preflight and not self._keys.allow(authorization):
+        if not preflight and not any(self._keys.allow(shown) for shown in _shown_keys(headers)):
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if self.draining:
             return ApiError(503, "the server is shutting down", code="shutting_down")
@@ -121,3 +122,10 @@ class Front:
             lines.append(f'kvforge_gateway_requests_total{{path="{path}",status="{status}"}} {count}')
         lines += ["# TYPE kvforge_gateway_open_requests gauge", f"kvforge_gateway_open_requests {self.num_open}"]
         return "\n".join(lines) + "\n"
+
+
+def _shown_keys(headers: dict[bytes, bytes]) -> Iterator[str]:
+    """The keys that a request shows, each as `Authorization` has it: there, or as Anthropic's clients do."""
+    yield headers.get(b"authorization", b"").decode("latin-1")
+    if (key := headers.get(b"x-api-key")) is not None:
+        yield f"Bearer {key.decode('latin-1')}"

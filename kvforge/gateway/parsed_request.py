@@ -35,10 +35,11 @@ class Thinking:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """One request to generate.
+    """One request to generate, or to tell tokens.
 
     Attributes:
-        template: a serialized ModelInferRequest without id and prompt, see kvforge.gateway.tensors.
+        template: a serialized ModelInferRequest without id and prompt, see kvforge.gateway.tensors; empty where
+            tokens are only counted or shown.
         prompts: token ids of each, int32.
         n, stop, logprobs: as in SamplingParams: what the way from tokens to an answer depends on.
         calls: how tool calls are read from the answer, None where there can be none.
@@ -49,7 +50,7 @@ class ParsedRequest:
         prompt_logprobs: as in SamplingParams. Where `echoes` and `logprobs` are asked for, they are these of the
             prompt; otherwise a part of the answer of their own.
         model: the name that the request calls the model by.
-        shown: what the answer repeats of the request.
+        shown: what the answer repeats of the request, or what it says of the answer's form.
         names: what the request calls the fields of kvforge.gateway.engine_words.
         looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
             first; None where there is none.

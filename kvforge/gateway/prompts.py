@@ -106,15 +106,16 @@ def template_arguments(
     return arguments if effort is None else {**arguments, "reasoning_effort": effort}
 
 
-def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int]:
-    """Token ids of a text. Raises ApiError where it is no Unicode text or gives no token."""
+def encode(model: ServedModel, text: str, special: bool, param: str, fits: bool = True) -> list[int]:
+    """Token ids of a text, with the tokenizer's special ones around it where `special`. Without `fits` they are only
+    counted, so that there may be none, and more than the context holds (TextLimits.encode). Raises ApiError."""
     try:
-        ids = model.text_limits.encode(text, special)
+        ids = model.text_limits.encode(text, special, fits)
     except RequestError as error:
         amount, _, _ = str(error).partition(", but")
         if amount.startswith("the prompt has"):
             raise beyond_context(amount, model.max_seq_len, param) from None
         raise ApiError(400, str(error), param) from None
-    if not ids:
+    if fits and not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

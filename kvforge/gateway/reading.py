@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 
-from kvforge.gateway.endpoints import Endpoint
+from kvforge.gateway.endpoints import RENDERING, Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
@@ -60,7 +60,7 @@ class Reading:
         if len(data) > IN_THREAD:
             async with self._large:
                 return await self._in_worker(data, endpoint)
-        if endpoint != Endpoint.COMPLETIONS and self._template:
+        if endpoint in RENDERING and self._template:
             return await self._in_worker(data, endpoint)
         if len(data) > AT_ONCE:
             return await asyncio.to_thread(self._reader.read, data, endpoint)

@@ -49,10 +49,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused unless its value asks for nothing."""
+    """A field that is refused unless its value asks for nothing; `code` is for programs."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    code: str | None = None
 
 
 _NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
@@ -111,7 +112,12 @@ STREAM_OPTIONS_REFUSED = {
 }
 
 
-def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused] = REFUSED) -> Fields:
+def screen(
+    body: dict[str, Any],
+    known: Set[str],
+    refused: Mapping[str, Refused] = REFUSED,
+    without_effect: Collection[str] = WITHOUT_EFFECT.keys(),
+) -> Fields:
     """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
     fields = {}
     for name, value in body.items():
@@ -119,12 +125,12 @@ def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused]
             continue
         if name in known:
             fields[name] = value
-        elif name in WITHOUT_EFFECT:
+        elif name in without_effect:
             continue
         elif name in refused:
             entry = refused[name]
             if not any(value == neutral for neutral in entry.neutral):
-                raise bad_field(name, f"is not supported: {entry.reason}")
+                raise bad_field(name, f"is not supported: {entry.reason}", entry.code)
         else:
             raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
     return fields

@@ -15,6 +15,8 @@ from kvforge.gateway.engine_words import GUIDE, LENGTH, OF_PROMPT, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
+from kvforge.gateway.messages.fields import OMITTED
+from kvforge.gateway.messages.request import in_message_words, read_message_request
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
@@ -25,8 +27,14 @@ from kvforge.gateway.responses_request import in_response_words, read_response_r
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
 from kvforge.gateway.thinking import behind_reasoning, has_begun, thinking
+from kvforge.gateway.token_requests import (
+    read_detokenize_request,
+    read_tokenize_request,
+    text_only,
+    tokens_only,
+)
 from kvforge.gateway.tool_guides import ToolGuide
-from kvforge.gateway.tool_use import tool_use
+from kvforge.gateway.tool_use import ToolUse, tool_use
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.tokenization.conversation import checked_messages
 
@@ -49,6 +57,12 @@ class RequestReader:
             body = parse(data)
             if endpoint == Endpoint.RESPONSES:
                 return self._response(body)
+            if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS):
+                return self._message(body, endpoint == Endpoint.COUNT_TOKENS)
+            if endpoint == Endpoint.TOKENIZE:
+                return self._tokens(body)
+            if endpoint == Endpoint.DETOKENIZE:
+                return self._text(body)
             chat = endpoint == Endpoint.CHAT
             fields = screen(body, CHAT if chat else COMPLETIONS)
             self._check_name(fields)
@@ -71,6 +85,33 @@ class RequestReader:
         asks = "text.format" if "response_format" in fields else "tools"
         names = {PROMPT: "input", LENGTH: "max_output_tokens", GUIDE: asks}
         return dataclasses.replace(asked, names=names, shown=shown)
+
+    def _message(self, body: dict[str, Any], counted: bool) -> ParsedRequest:
+        fields, is_omitted = read_message_request(body, self._model, counted)
+        self._check_name(fields)
+        try:
+            if counted:
+                return tokens_only(self._prompt(fields, fits=False)[1])
+            asked = self._chat(fields, fills=True)
+        except ApiError as error:
+            raise in_message_words(error) from None
+        asks = "output_config.format" if "response_format" in fields else "tools" if fields["tools"] else "thinking"
+        names = {PROMPT: "messages", LENGTH: "max_tokens", GUIDE: asks, "stop": "stop_sequences"}
+        return dataclasses.replace(asked, names=names, shown={OMITTED: is_omitted})
+
+    def _tokens(self, body: dict[str, Any]) -> ParsedRequest:
+        fields = read_tokenize_request(body)
+        self._check_name(fields)
+        special = flag(fields, "add_special_tokens", "messages" not in fields)
+        if "messages" in fields:
+            # The template shows all tools, and nothing is asked of the answer.
+            return tokens_only(self._prompt({**fields, "tool_choice": "none"}, False, special)[1], fields)
+        return tokens_only(encode(self._model, fields["prompt"], special, fields["from"], False), fields)
+
+    def _text(self, body: dict[str, Any]) -> ParsedRequest:
+        fields = read_detokenize_request(body)
+        self._check_name(fields)
+        return text_only(self._model, fields)
 
     def _completion(self, fields: Fields) -> ParsedRequest:
         best_of, n = candidates(fields, self._options.max_n)
@@ -101,7 +142,10 @@ class RequestReader:
             asked, kept=n if ranked else 0, silent=ranked and logprobs is None, empty=max_tokens == 0
         )
 
-    def _chat(self, fields: Fields) -> ParsedRequest:
+    def _prompt(
+        self, fields: Fields, fits: bool = True, special: bool = False
+    ) -> tuple[ToolUse, list[int], bool | None]:
+        """What a chat's tools mean for it, its prompt, and what `has_begun` says of that."""
         tools = read_tools(fields)
         use = tool_use(self._model, fields, tools)
         is_forced = use.calls is not None and use.calls.forced
@@ -109,12 +153,18 @@ class RequestReader:
         last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
         begun = has_begun(self._model, text, None if last is None else last["content"])
         use = behind_reasoning(self._model, fields, use, begun)
-        calls = use.calls
-        prompt = encode(self._model, text + ("" if calls is None else calls.prefix), False, "messages")
+        prefix = "" if use.calls is None else use.calls.prefix
+        return use, encode(self._model, text + prefix, special, "messages", fits), begun
+
+    def _chat(self, fields: Fields, fills: bool = False) -> ParsedRequest:
+        """`fills`: where more is asked for than the context holds, the answer may fill it."""
+        use, prompt, begun = self._prompt(fields)
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
+        if fills and max_tokens is not None:
+            max_tokens = max(min(max_tokens, self._model.max_seq_len - len(prompt)), 1)
         check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages", name)
         names = {PROMPT: "messages", LENGTH: name, GUIDE: use.field}
         if max_tokens is None:
@@ -126,7 +176,7 @@ class RequestReader:
         else:
             logprobs = logprobs or 0
         return self._asked(
-            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls,
+            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=use.calls,
             thinking=thinking(self._model, begun), looser=use.looser,
         )  # fmt: skip
 

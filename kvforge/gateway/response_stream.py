@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from kvforge.common.native_calls import is_panic
+from kvforge.gateway.error_faces import error_event, error_response
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswer
@@ -43,7 +43,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         log = scope.setdefault("log", {})
-        writer = _Writer(send, self._write_timeout_s)
+        writer = _Writer(scope, send, self._write_timeout_s)
         respond = self._respond(writer)
         work = asyncio.ensure_future(respond)
         gone = asyncio.ensure_future(_disconnect(receive))
@@ -125,7 +125,8 @@ class StreamedResponse(Response):
 class _Writer:
     """`send` with a limit on how long a client may leave it waiting."""
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
+        self._scope = scope
         self._send = send
         self._timeout_s = timeout_s
         self.on_stall: Callable[[], object] = lambda: None
@@ -164,9 +165,9 @@ class _Writer:
     async def fail(self, error: ApiError) -> None:
         """End with an error: a response of its own before the first byte, later an event."""
         if self.started:
-            await self.write(f"data: {json.dumps(error.body)}\n\n".encode(), end=True)
+            await self.write(error_event(error, self._scope), end=True)
         else:
-            await self.respond(error_response(error))
+            await self.respond(error_response(error, self._scope))
 
     async def _timed(self, message: Message) -> None:
         timer = asyncio.get_running_loop().call_later(self._timeout_s, self.on_stall)
@@ -185,7 +186,3 @@ async def _cancel(*tasks: asyncio.Future) -> None:
 async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body, error.status, headers=dict(error.headers))

@@ -72,6 +72,14 @@ def behind_reasoning(model: ServedModel, fields: Fields, use: ToolUse, begun: bo
     )
 
 
+def can_keep_budget(model: ServedModel, calls_are_free: bool) -> bool:
+    """Whether `behind_reasoning` keeps a budget; `calls_are_free`: tools are given, and no call is forced."""
+    form, written = model.reasoning_format, model.tool_format
+    if calls_are_free and written is not None and written.writes_reasoning:
+        return False
+    return form is not None and form.ends_with_token(model.marker_token)
+
+
 def _budget(model: ServedModel, fields: Fields) -> int | None:
     budget = integer(fields, BUDGET, 0, MAX_TOKENS)
     form = model.reasoning_format

@@ -19,9 +19,9 @@ REASONING_NAMES = (b"reasoning_content", b"reasoning")
 """Clients read it under one of them."""
 
 
-def call_id() -> str:
+def call_id(prefix: str = "call_") -> str:
     """An id that no other call has."""
-    return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+    return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
 @dataclass

@@ -31,6 +31,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         environment = _environment()
         self._takes_text: dict[str, bool] = {}
+        self._takes_later_system: dict[str, bool] = {}
         self._templates = {name: _compiled(environment, name, source) for name, source in self.sources.items()}
 
     @classmethod
@@ -68,16 +69,27 @@ class ChatTemplate:
             self._takes_text[name] = not self._shows(name, {}) and self._shows(name, "{}")
         return self._takes_text[name]
 
+    def takes_later_system(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Whether the template that writes a conversation with these tools writes messages of the system that are not
+        the first one. Raises KvforgeError where there is no such template."""
+        name = self.name_for(tools)
+        if name not in self._takes_later_system:
+            asked, said = {"role": "user", "content": "x"}, {"role": "system", "content": "LATER SYSTEM"}
+            self._takes_later_system[name] = said["content"] in (self._probed(name, [asked, said]) or "")
+        return self._takes_later_system[name]
+
     def _shows(self, name: str, arguments: Any) -> bool:
         """Whether a template writes a call with such arguments."""
         call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        asked = {"role": "user", "content": "x"}
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return self._probed(name, [{"role": "user", "content": "x"}, answer]) is not None
+
+    def _probed(self, name: str, messages: list[dict[str, Any]]) -> str | None:
+        """What a template writes of messages; None where it refuses them."""
         try:
-            self._templates[name].render(messages=[asked, answer], tools=None, documents=None, **self.special_tokens)
+            return self._templates[name].render(messages=messages, tools=None, documents=None, **self.special_tokens)
         except Exception:  # what a template computes may raise anything
-            return False
-        return True
+            return None
 
     @cached_property
     def _names_of(self) -> dict[str, set[str]]:

@@ -25,6 +25,8 @@ SEED = 23
 PROMPTS = ["once", "a slow reader", "é and ü", "The secret number"]
 SLOW_TOKENS = 1500
 KEY = "sk-test-5f1c"
+STREAMED = (b"data:", b"event:")
+"""What an answer begins with that is a stream."""
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,9 @@ def texts(llm: LLM) -> dict[str, str]:
 
 
 def check_error(content: bytes, about: object) -> None:
-    """OpenAI's form of an error, in a sentence."""
-    if content.startswith(b"data:"):
-        events = [line.removeprefix(b"data: ") for line in content.split(b"\n\n") if line.strip()]
+    """OpenAI's form of an error, or Anthropic's, in a sentence."""
+    if content.startswith(STREAMED):
+        events = [line.removeprefix(b"data: ") for line in content.split(b"\n") if line.startswith(b"data: ")]
         content = next((event for event in events if b'"error"' in event), b"")
     if content:
         error = json.loads(content)["error"]
@@ -65,7 +67,7 @@ def test_fuzz(server: TritonServer, gateway: Gateway, texts: dict[str, str], see
         path, body = broken_body(rng, good)
         status, content = connection.post(f"/v1/{path}", body)
         assert status in (200, 400, 404, 413, 422), (body, status, content)
-        if status != 200 or content.startswith(b"data:"):
+        if status != 200 or content.startswith(STREAMED):
             check_error(content if status != 200 or b'"error"' in content else b"", body)
 
     with unharmed(server):

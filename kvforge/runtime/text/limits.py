@@ -35,22 +35,23 @@ class TextLimits:
             return cls(tokenizer, max_seq_len, max(max_seq_len * UNBOUNDED_BYTES, UNBOUNDED_LEAST))
         return cls(tokenizer, max_seq_len, max_seq_len * bound)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, fits: bool = True) -> list[int]:
         """Token ids of ``text``.
 
         A text that fits the context is always encoded. The refusal of one that does not costs little more than
-        the tokens of twice the context do.
+        the tokens of twice the context do. Without ``fits`` a text that does not fit is encoded, too, where that costs
+        no more.
 
         Raises:
             RequestError: it has too many tokens, is not Unicode, or the tokenizer cannot read it.
         """
         check_unicode(text)
         num_bytes = len(text) if text.isascii() else len(text.encode())
-        self.check(num_bytes)
+        self.check(num_bytes if fits else num_bytes // MARGIN)
         if num_bytes > max(ORDINARY_BYTES * self.max_seq_len, PIECE):
             self._count(text)
         ids = self.tokenizer.encode(text, add_special_tokens)
-        if len(ids) > self.max_seq_len - 1:
+        if fits and len(ids) > self.max_seq_len - 1:
             raise too_many_tokens(f"{len(ids)}", self.max_seq_len)
         return ids
 

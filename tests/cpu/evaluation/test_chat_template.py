@@ -34,6 +34,20 @@ def test_conversations_are_rendered_as_in_transformers(source: str, content: str
     assert template.render_open(answered) == expected(answered, continue_final_message=True)
 
 
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        (TEMPLATE, True),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", False),
+        ("{% if messages[1].role == 'system' %}{{ raise_exception('too late') }}{% endif %}{{ messages }}", False),
+        ("{% for m in messages %}{{ m.no.such }}{% endfor %}", False),
+    ],
+)
+def test_templates_say_whether_they_take_later_texts_of_the_system(source: str, takes: bool) -> None:
+    template = ChatTemplate(source)
+    assert [template.takes_later_system(None) for _ in range(2)] == [takes, takes]
+
+
 def test_a_last_message_that_a_template_changes_cannot_be_continued() -> None:
     for change in ("{{ m.content | upper }}", "{{ m.content.split('|')[-1] }}", ""):
         template = ChatTemplate(f"{{% for m in messages %}}{change}{{% endfor %}}")

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
-from kvforge.gateway import functions, guides, request_fields, responses_request
+from kvforge.gateway import functions, guides, request_fields, responses_request, token_requests
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.messages import fields as messages
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.request_reader import RequestReader
@@ -23,6 +24,7 @@ from tests.cpu.gateway.engine_files import write_engine_files
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
+    "{{ enable_thinking }}{{ thinking_budget }}"
     "{% for m in messages %}[{{ m.role }}{{ m.name }}]{{ m.reasoning }}|{{ m.content }}{{ m.tool_call_id }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }}{{ c.function | tojson }}{% endfor %}"
     ".{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
@@ -31,6 +33,10 @@ BASES: dict[Endpoint, dict[str, Any]] = {
     Endpoint.COMPLETIONS: {"prompt": "x", "seed": 1},
     Endpoint.CHAT: {"messages": [{"role": "user", "content": "x"}], "seed": 1},
     Endpoint.RESPONSES: {"input": "x", "seed": 1},
+    Endpoint.MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "seed": 1},
+    Endpoint.COUNT_TOKENS: {"messages": [{"role": "user", "content": "x"}]},
+    Endpoint.TOKENIZE: {"prompt": "x"},
+    Endpoint.DETOKENIZE: {"tokens": [5]},
 }
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 OTHER = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
@@ -89,6 +95,26 @@ RESPONSES = {name: dataclasses.replace(pair, more={}) for name, pair in SAMPLING
     "user": Pair("a", "b"), "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
 }  # fmt: skip
 
+FORM = {"type": "json_schema", "schema": OBJECT}
+OWN_TOOL = {"name": "f", "input_schema": OBJECT}
+ANSWER = {"thinking": Pair({"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}),
+          "output_config": Pair({"effort": "low"}, {"effort": "max"})}  # fmt: skip
+COUNTED = ANSWER | {
+    "model": Pair("tiny", "large"), "messages": CHAT["messages"], "system": Pair("a", [{"type": "text", "text": "b"}]),
+    "tools": Pair([OWN_TOOL], []),
+    "tool_choice": Pair({"type": "auto"}, {"type": "tool", "name": "g"}, {"tools": [OWN_TOOL]}),
+    "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
+}  # fmt: skip
+MESSAGES = {name: pair for name, pair in SAMPLING.items() if name != "stop"} | COUNTED | {
+    "min_tokens": Pair(1, 2), "max_tokens": Pair(5, 6), "stop_sequences": Pair(["a"], ["b"]),
+    "tool_choice": Pair({"type": "auto"}, {"type": "any"}, {"tools": [OWN_TOOL]}),
+}  # fmt: skip
+TO_TEXT = {"return_token_strs": Pair(True, False), "add_special_tokens": Pair(True, False), "model": Pair("tiny", "x")}
+TOKENIZED = TO_TEXT | {name: dataclasses.replace(CHAT[name], more={}) for name in token_requests.OF_MESSAGES} | {
+    "prompt": Pair("a", "b"), "content": Pair("a", "b"), "add_special": Pair(True, False),
+    "with_pieces": Pair(True, False),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -121,10 +147,42 @@ def item(kind: str) -> Callable[[str, Any], dict[str, Any]]:
     return lambda name, value: {"input": [{**items[kind], name: value}]}
 
 
+def block(kind: str) -> Callable[[str, Any], dict[str, Any]]:
+    blocks = {
+        "text": {"type": kind, "text": "x"},
+        "thinking": {"type": kind, "thinking": "x"},
+        "redacted_thinking": {"type": kind},
+        "tool_use": {"type": kind, "id": "c", "name": "f", "input": {}},
+        "tool_result": {"type": kind, "tool_use_id": "c", "content": "x"},
+    }
+    role = "user" if kind in ("text", "tool_result") else "assistant"
+
+    def place(name: str, value: Any) -> dict[str, Any]:
+        last = {"role": "user", "content": "and?"}
+        return {"messages": [{"role": role, "content": [{**blocks[kind], name: value}]}, last]}
+
+    return place
+
+
+def as_text(name: str, value: Any) -> dict[str, Any]:
+    """A request to /tokenize of what the field is for."""
+    if name in token_requests.OF_MESSAGES:
+        return {"prompt": None, **BASES[Endpoint.COUNT_TOKENS], name: value}
+    return {"prompt": None, "content": "x", name: value} if name in token_requests.OF_CONTENT else {name: value}
+
+
 def in_format(name: str, value: Any) -> dict[str, Any]:
     return {"text": {"format": {"type": "json_schema", "schema": OBJECT, name: value}}}
 
 
+BLOCKS = {
+    "text": {"text": Pair("a", "b")},
+    "thinking": {"thinking": Pair("a", "b")},
+    "redacted_thinking": {},
+    "tool_use": {"id": Pair("a", "b"), "name": Pair("f", "g"), "input": Pair({}, {"a": 1})},
+    "tool_result": {"tool_use_id": Pair("a", "b"), "content": Pair("a", [{"type": "text", "text": "b"}]),
+                    "is_error": Pair(True, False)},
+}  # fmt: skip
 ITEMS = {
     "message": {"role": Pair("user", "system"), "content": Pair("a", "b")},
     "reasoning": {
@@ -181,12 +239,42 @@ WALKS = {
     **{f"input {kind}": Walk(Endpoint.RESPONSES, members, ITEMS[kind], item(kind),
                              responses_request.ITEM_WITHOUT_EFFECT)
        for kind, members in responses_request.ITEM_FIELDS.items()},
+    "messages": Walk(Endpoint.MESSAGES, messages.KNOWN, MESSAGES, without_effect=messages.WITHOUT_EFFECT,
+                     refused=messages.REFUSED),
+    "count_tokens": Walk(Endpoint.COUNT_TOKENS, messages.COUNTED, COUNTED,
+                         without_effect=messages.COUNT_WITHOUT_EFFECT, refused=messages.REFUSED),
+    "messages message": Walk(Endpoint.MESSAGES, messages.MESSAGE_FIELDS, {
+        "role": Pair("user", "system"), "content": Pair("a", [{"type": "text", "text": "b"}])},
+        lambda name, value: {"messages": [{"role": "user", "content": "x", name: value}]}),
+    **{f"block {kind}": Walk(Endpoint.MESSAGES, members, BLOCKS[kind], block(kind), messages.BLOCK_WITHOUT_EFFECT[kind])
+       for kind, members in messages.BLOCK_FIELDS.items()},
+    "tool": Walk(Endpoint.MESSAGES, messages.TOOL_FIELDS, {
+        "name": Pair("f", "g"), "description": Pair("a", "b"), "input_schema": Pair(OBJECT, OTHER),
+        "strict": Pair(True, False)},
+        lambda name, value: {"tools": [{**OWN_TOOL, name: value}]}, messages.TOOL_WITHOUT_EFFECT,
+        messages.TOOL_REFUSED),
+    "tool_choice": Walk(Endpoint.MESSAGES, messages.CHOICE_FIELDS, {
+        "type": Pair("tool", "bash"), "name": Pair("f", "g"), "disable_parallel_tool_use": Pair(True, False)},
+        lambda name, value: {"tools": [OWN_TOOL], "tool_choice": {"type": "tool", "name": "f", name: value}}),
+    "thinking": Walk(Endpoint.MESSAGES, messages.THINKING_FIELDS, {
+        "type": Pair("enabled", "sometimes"), "budget_tokens": Pair(5, 6), "display": Pair("summarized", "omitted")},
+        lambda name, value: {"thinking": {"type": "enabled", "budget_tokens": 5, name: value}}),
+    "output_config": Walk(Endpoint.MESSAGES, messages.OUTPUT_FIELDS, {
+        "effort": Pair("low", "max"), "format": Pair(FORM, {**FORM, "schema": OTHER})},
+        lambda name, value: {"output_config": {name: value}}),
+    "output_config.format": Walk(Endpoint.MESSAGES, messages.FORMAT_FIELDS, {
+        "type": Pair("json_schema", "xml"), "schema": Pair(OBJECT, OTHER)},
+        lambda name, value: {"output_config": {"format": {**FORM, name: value}}}),
+    "tokenize": Walk(Endpoint.TOKENIZE, token_requests.TOKENIZE, TOKENIZED, as_text,
+                     refused=token_requests.TOKENIZE_REFUSED),
+    "detokenize": Walk(Endpoint.DETOKENIZE, token_requests.DETOKENIZE, {
+        "tokens": Pair([5], [6]), "model": Pair("tiny", "large")}),
     "text.format": Walk(Endpoint.RESPONSES, responses_request.SCHEMA_FIELDS, {
         "type": Pair("json_schema", "text"), "name": Pair("a", "b"), "description": Pair("a", "b"),
         "schema": Pair(OBJECT, OTHER), "strict": Pair(True, False)}, in_format),
 }  # fmt: skip
 LIKELY = {"strict": Pair(True, False), "annotations": Pair([], [{"type": "url_citation"}]), "logprobs": Pair([], [1]),
-          "metadata": Pair({"a": "b"}, {})}  # fmt: skip
+          "metadata": Pair({"a": "b"}, {}), "type": Pair(None, "custom")}  # fmt: skip
 MEMBERS = [(walk, name) for walk, found in WALKS.items() for name in sorted(found.known)]
 WITHOUT_EFFECT = [(walk, name) for walk, w in WALKS.items() for name in sorted({*w.without_effect} - {*w.known})]
 REFUSED = [(walk, name) for walk, w in WALKS.items() for name in sorted({*w.refused} - {*w.known, *w.without_effect})]

@@ -88,7 +88,7 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
     assert on_loop and max(on_loop) <= AT_ONCE
 
 
-@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.RESPONSES])
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS])
 def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoint: Endpoint) -> None:
     """Whatever they hold: many functions, wide and deep schemas, references in circles or to each other."""
 
@@ -112,7 +112,14 @@ def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoi
             for schema, choice in itertools.product(schemas, ("auto", "required")):
                 function = {"name": "f", "parameters": {"type": "object", **schema}}
                 body: dict = {"model": "tiny", "tool_choice": choice}
-                if endpoint == Endpoint.CHAT:
+                if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS):
+                    body |= {
+                        "messages": HELLO,
+                        "max_tokens": 9,
+                        "tool_choice": {"type": "any" if choice == "required" else choice},
+                    }
+                    body |= {"tools": [{"name": "f", "input_schema": function["parameters"]}]}
+                elif endpoint == Endpoint.CHAT:
                     body |= {"messages": HELLO, "tools": [{"type": "function", "function": function}]}
                 else:
                     body |= {"input": "hi", "tools": [{"type": "function", **function}]}

@@ -9,7 +9,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from kvforge.gateway.messages.fields import COUNTED, KNOWN
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS
+from kvforge.gateway.token_requests import DETOKENIZE, TOKENIZE
 from kvforge.serving.contract.parameters import (
     ERRORS_AS_TENSORS,
     KEEP_END_TOKEN,
@@ -52,7 +54,7 @@ def test_every_tensor_has_a_row(name: str) -> None:
     assert name in AT_TRITON
 
 
-@pytest.mark.parametrize("name", sorted(COMPLETIONS | CHAT))
+@pytest.mark.parametrize("name", sorted(COMPLETIONS | CHAT | KNOWN | COUNTED | TOKENIZE | DETOKENIZE))
 def test_every_field_of_the_gateway_has_a_row(name: str) -> None:
     assert name in AT_GATEWAY
 

@@ -14,7 +14,8 @@ FIELDS = [
     "repetition_penalty", "stop", "stop_token_ids", "logit_bias", "response_format", "guided_json", "guided_regex",
     "guided_choice", "guided_grammar", "structured_outputs", "logprobs", "top_logprobs", "stream", "stream_options",
     "ignore_eos", "echo", "best_of", "prompt", "messages", "model", "max_tokens", "max_completion_tokens", "suffix",
-    "tools", "tool_choice", "user", "add_special_tokens", "no_such_field", "__class__", "chat_template",
+    "tools", "tool_choice", "user", "system", "stop_sequences", "thinking", "output_config",
+    "add_special_tokens", "no_such_field", "__class__", "chat_template",
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**70, 0.5, -0.5, 1e308, float("nan"), float("inf"), "", "a",
@@ -40,6 +41,8 @@ def broken_body(rng: random.Random, good: dict[str, Any]) -> tuple[str, bytes]:
              [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
              [{"role": "user", "content": "{{ cycler.__init__.__globals__ }}"}] * rng.choice([1, 50])]
         )  # fmt: skip
+        if rng.random() < 0.4:
+            path = "messages"
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
         body[rng.choice(FIELDS)] = rng.choice(VALUES)
     if rng.random() < 0.1:

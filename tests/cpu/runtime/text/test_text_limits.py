@@ -6,7 +6,7 @@ import pytest
 from tokenizers import normalizers, pre_tokenizers
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.text.limits import MARGIN, ORDINARY_BYTES, PIECE, TextLimits
+from kvforge.runtime.text.limits import LEAST_TOKENS, MARGIN, ORDINARY_BYTES, PIECE, TextLimits
 from kvforge.runtime.text.token_spans import most_bytes
 from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level, composing, doubling, dropping
 
@@ -27,6 +27,21 @@ def test_a_text_of_the_contexts_length_is_encoded_and_a_longer_one_refused(kind:
         if len(expected) > 1:  # one token of any length is what the least context takes
             with pytest.raises(RequestError, match="shorten it, or give a larger --max-seq-len, to the build too, if"):
                 TextLimits.of(tokenizer, len(expected)).encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_text_that_is_only_counted_may_be_longer(kind: str, unit: str) -> None:
+    """Up to the cost of refusing it: three quarters of its tokens are context enough, the smallest one is not."""
+    tokenizer = KINDS[kind]()
+    text = (unit * (5 * PIECE // len(unit) + 1))[: 5 * PIECE]
+    expected = tokenizer.encode(text)
+    limits = TextLimits.of(tokenizer, max(3 * len(expected) // 4, 2))
+    if len(text.encode()) // MARGIN <= limits.max_bytes:
+        assert limits.encode(text, fits=False) == expected
+    if len(expected) > 2 * MARGIN * LEAST_TOKENS:
+        with pytest.raises(RequestError, match="shorten it, or give a larger --max-seq-len"):
+            TextLimits.of(tokenizer, 2).encode(text, fits=False)
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
