@@ -14,7 +14,7 @@ from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
-from kvforge.gateway.left_header import LEFT_HEADER
+from kvforge.gateway.left_header import LEFT_HEADER, LEFT_TOOLS_HEADER
 from kvforge.gateway.middleware import OPEN_PATHS, Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
@@ -141,7 +141,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     if options.cors_origin is not None:
         app.add_middleware(
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=["x-request-id", LEFT_HEADER],
+            expose_headers=["x-request-id", LEFT_HEADER, LEFT_TOOLS_HEADER],
         )  # fmt: skip
     front = Front(app, keys, options.max_requests, options.cors_origin, open_paths)
     return front
