@@ -81,6 +81,8 @@ REFUSED = {
     "reasoning_effort": Refused(_CHAT_ONLY, ("none",)),
     "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
     "verbosity": Refused("the model has no levels of verbosity", ("medium",)),
+    "repeat_penalty": Refused("give repetition_penalty", (1,)),
+    "num_ctx": Refused("the context is that of the engine; leave it out"),
     "use_beam_search": Refused(_NO_BEAMS, (False,)),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
     "early_stopping": Refused(_NO_BEAMS, (False,)),

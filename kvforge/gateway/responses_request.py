@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.request_fields import RESPONSES_REFUSED, RESPONSES_WITHOUT_EFFECT, Fields, refuse_others, screen
+from kvforge.gateway.request_fields import (
+    REFUSED,
+    RESPONSES_REFUSED,
+    RESPONSES_WITHOUT_EFFECT,
+    Fields,
+    refuse_others,
+    screen,
+)
 from kvforge.tokenization.conversation import PART_TEXTS, PART_WITHOUT_EFFECT, part_text
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
@@ -175,7 +182,9 @@ def _text_format(text: Any) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise bad_field("text", "must be an object with a format")
     for name, value in text.items():
-        if name != "format" and (name != "verbosity" or value not in (None, "medium")):
+        if name == "verbosity" and value is not None and not REFUSED[name].asks_nothing(value):
+            raise bad_field(f"text.{name}", f"is not supported: {REFUSED[name].reason}")
+        if name not in ("format", "verbosity"):
             raise bad_field(f"text.{name[:80]}", "cannot be used; leave it out")
     form = {"type": "text"} if text.get("format") is None else text["format"]
     if not isinstance(form, dict) or form.get("type") not in _FORMATS:
