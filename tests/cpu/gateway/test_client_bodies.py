@@ -1,6 +1,5 @@
 """Every body of the battery is answered whole, or refused by the field's name with the reason; none makes a 500."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvforge.manifest import load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
 from tests.cpu.gateway.http_calls import call, post
@@ -35,8 +33,7 @@ def url(start_shared: Callable[..., str], tmp_path_factory: pytest.TempPathFacto
     """A gateway whose template reads what the templates of reasoning models read."""
     folder: Path = tmp_path_factory.mktemp("battery")
     (folder / "template.jinja").write_text(TEMPLATE)
-    engine = write_engine_files(folder / "tiny")
-    save_manifest(dataclasses.replace(load_manifest(engine), max_position=CONTEXT, max_seq_len=CONTEXT), engine)
+    engine = write_engine_files(folder / "tiny", max_seq_len=CONTEXT)
     return start_shared(engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes")
 
 
