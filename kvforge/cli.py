@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from kvforge.commands.parsers import HelpFormatter, add_display_options, display_of
 from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import panics_as
-from kvforge.suggesting_parser import SuggestingParser
+from kvforge.common.threads import set_threads
+from kvforge.suggesting_parser import SuggestingParser, add_aliases
 from kvforge.version import __version__
 
 COMMANDS = (
@@ -54,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"kvforge.commands.{name}").add_parser(subparsers)
+    add_aliases(parser)
     return parser
 
 
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbose = args.verbose
         if verbose:
             logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        set_threads(getattr(args, "threads", None))
         panics = panics_as(KvforgeError, "a library failed on this input; the lines above say where.")
         with panics, display_of(args).checkpoint_warnings():
             code = int(args.run(args))

@@ -1,75 +1,84 @@
-"""Options of vLLM, llama.cpp and TensorRT-LLM by the nearest option here, or by what there is in its place.
+"""Options of vLLM, llama.cpp and TensorRT-LLM: what they are spelt here, what is nearest, or what there is instead.
 
-Names have hyphens and no leading dashes; those that read the same with hyphens here need no row.
+Names in the last two tables have hyphens and no leading dashes; those that read the same with hyphens here need no row.
 """
+
+ALIASES = {
+    # sizes
+    "--max-seq-len": ("--max-model-len", "--ctx-size", "-c"),
+    "--max-num-tokens": ("--max-num-batched-tokens",),
+    "--max-num-seqs": ("--max-batch-size", "--parallel", "-np"),
+    "--page-size": ("--block-size", "--tokens-per-block"),
+    # formats and ranks
+    "--kv-dtype": ("--kv-cache-dtype",),
+    "--weight-dtype": ("--quantization",),
+    "--tensor-parallel-size": ("-tp", "--tp-size", "--tp"),
+    "--pipeline-parallel-size": ("-pp", "--pp-size", "--pp"),
+    # the server
+    "--address": ("--host",),
+    "--openai-port": ("--port",),
+    "--served-model-name": ("--alias",),
+    "--tool-call-format": ("--tool-call-parser", "--tool-parser"),
+    "--chat-template": ("--chat-template-file",),
+    "--threads": ("-t",),
+    "--no-prefix-cache": ("--no-enable-prefix-caching",),
+    # speculation
+    "--num-speculative-tokens": ("--draft-max",),
+    "--prompt-lookup-max": ("--ngram-prompt-lookup-max",),
+    "--prompt-lookup-min": ("--ngram-prompt-lookup-min",),
+    # sampling
+    "--temperature": ("--temp",),
+    "--max-tokens": ("--n-predict", "--predict", "--max-new-tokens"),
+    "--repetition-penalty": ("--repeat-penalty",),
+    "--stop": ("--reverse-prompt",),
+    "--system": ("--system-prompt",),
+    "--prompt": ("-p",),
+    # measuring
+    "--input-len": ("--random-input-len",),
+    "--output-len": ("--random-output-len",),
+    "--concurrency": ("--max-concurrency",),
+}
+"""Options by their spellings elsewhere, whose values have the same form: any command that has the option takes them."""
+
+ALWAYS_ON = (
+    "--enable-prefix-caching", "--enable-block-reuse", "--enable-chunked-prefill", "--cont-batching",
+    "--enable-auto-tool-choice", "--jinja", "--metrics",
+)  # fmt: skip
+"""Switches of other servers that ask for what a server here does in any case: ``kvforge serve`` takes them."""
 
 NEAREST = {
     # sizes
-    "max-model-len": "--max-seq-len",
-    "ctx-size": "--max-seq-len",
     "max-input-len": "--max-seq-len",
-    "max-num-batched-tokens": "--max-num-tokens",
     "max-prefill-tokens": "--max-num-tokens",
     "batch-size": "--max-num-tokens",
     "ubatch-size": "--max-num-tokens",
-    "max-batch-size": "--max-num-seqs",
-    "parallel": "--max-num-seqs",
-    "max-concurrency": "--concurrency",
-    "block-size": "--page-size",
-    "tokens-per-block": "--page-size",
     "gpu-memory-utilization": "--kv-cache-gib",
     "kv-cache-memory-bytes": "--kv-cache-gib",
     "free-gpu-memory-fraction": "--kv-cache-gib",
     "kv-cache-free-gpu-memory-fraction": "--kv-cache-gib",
     # formats
-    "kv-cache-dtype": "--kv-dtype",
     "cache-type-k": "--kv-dtype",
     "cache-type-v": "--kv-dtype",
-    "quantization": "--weight-dtype",
     "qformat": "--weight-dtype",
     # ranks and targets
-    "tp-size": "--tensor-parallel-size",
-    "tp": "--tensor-parallel-size",
-    "pp-size": "--pipeline-parallel-size",
-    "pp": "--pipeline-parallel-size",
     "backend": "--target",
     "device": "--target",
     # the server
-    "host": "--address",
-    "port": "--openai-port",
-    "api-key": "--api-key-file",
-    "alias": "--served-model-name",
+    "allowed-origins": "--cors-origin",
     "model-name": "--served-model-name",
-    "tool-call-parser": "--tool-call-format",
-    "tool-parser": "--tool-call-format",
     "reasoning-parser": "--reasoning-format",
-    "chat-template-file": "--chat-template",
     "uvicorn-log-level": "--log-level",
-    "no-enable-prefix-caching": "--no-prefix-cache",
     # speculation
     "speculative-config": "--speculative-method",
     "speculative-decoding-mode": "--speculative-method",
     "speculative-model": "--draft-engine",
     "model-draft": "--draft-engine",
-    "draft-max": "--num-speculative-tokens",
-    "ngram-prompt-lookup-max": "--prompt-lookup-max",
-    "ngram-prompt-lookup-min": "--prompt-lookup-min",
-    # sampling
-    "temp": "--temperature",
-    "n-predict": "--max-tokens",
-    "predict": "--max-tokens",
-    "max-new-tokens": "--max-tokens",
-    "repeat-penalty": "--repetition-penalty",
-    "reverse-prompt": "--stop",
-    "system-prompt": "--system",
     # files
     "output-dir": "--output",
     "config": "--recipe",
     "extra-llm-api-options": "--recipe",
     "dataset": "--workloads",
     "dataset-path": "--workloads",
-    "random-input-len": "--input-len",
-    "random-output-len": "--output-len",
 }
 """Options by the nearest one here, whose values may be of another form."""
 
@@ -85,10 +94,8 @@ _ONE_ENGINE = "a server has one engine: start one for each replica"
 OTHERWISE = {
     **dict.fromkeys(("enable-lora", "lora-modules", "max-lora-rank", "max-loras", "lora", "lora-dir"), _LORA),
     **dict.fromkeys(("lora-plugin", "lora-scaled", "lora-target-modules"), _LORA),
-    **dict.fromkeys(("enable-chunked-prefill", "cont-batching", "paged-kv-cache", "enable-auto-tool-choice"), _ALWAYS),
-    **dict.fromkeys(("use-paged-context-fmha", "remove-input-padding", "jinja", "metrics"), _ALWAYS),
-    "enable-prefix-caching": "prefixes are cached unless --no-prefix-cache is given",
-    "enable-block-reuse": "prefixes are cached unless --no-prefix-cache is given",
+    **dict.fromkeys(("paged-kv-cache", "use-paged-context-fmha", "remove-input-padding"), _ALWAYS),
+    **dict.fromkeys((name[2:] for name in ALWAYS_ON), _ALWAYS),
     **dict.fromkeys(("ssl-keyfile", "ssl-certfile", "ssl-key-file", "ssl-cert-file"), _TLS),
     **dict.fromkeys(("model", "checkpoint-dir", "engine-dir", "hf-repo"), _POSITIONAL),
     **dict.fromkeys(("limit-mm-per-prompt", "mmproj", "max-multimodal-len"), _TEXT_ONLY),
@@ -102,7 +109,6 @@ OTHERWISE = {
     "load-format": "checkpoints are read as safetensors",
     "download-dir": "HF_HOME says where the Hub's files go",
     "max-beam-width": "beam search is not supported",
-    "threads": "OMP_NUM_THREADS sets the number of threads",
     "gemm-plugin": "operators are chosen by the target",
     "gpt-attention-plugin": "operators are chosen by the target",
     "calculate-kv-scales": "kvforge quantize makes a checkpoint with scales of the cache",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvforge.common.suggestions import did_you_mean
-from kvforge.foreign_options import NEAREST, OTHERWISE
+from kvforge.foreign_options import ALIASES, NEAREST, OTHERWISE
 
 SIMILAR = 0.8
 """difflib's similarity from which on an option is taken for misspelt: below it the other one means something else."""
@@ -57,6 +57,20 @@ class SuggestingParser(argparse.ArgumentParser):
         """The commands that have an option."""
         commands = [name for name, parser in commands_of(self).items() if option in options_below(parser)]
         return f"{self.prog} {', '.join(commands)}" if commands else ""
+
+
+def add_aliases(parser: argparse.ArgumentParser) -> None:
+    """Have every command below a parser take the ALIASES of its options, too."""
+    for command in commands_of(parser).values():
+        add_aliases(command)
+        for action in command._actions:
+            for alias in aliases_of(action):
+                command._option_string_actions[alias] = action
+
+
+def aliases_of(action: argparse.Action) -> tuple[str, ...]:
+    """The spellings elsewhere of what is declared as an option."""
+    return tuple(alias for option in action.option_strings for alias in ALIASES.get(option, ()))
 
 
 def nearest_option(word: str, options: Iterable[str]) -> str | None:

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.commands.parsers import add_command
+from kvforge.commands.engine_argument import add_engine_argument, engine_of
+from kvforge.commands.parsers import add_command, add_threads
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "bench",
-        help="measure an engine on workloads of random tokens",
+        help="measure an engine, or a checkpoint, on workloads of random tokens",
         example="kvforge bench ENGINE --input-len 1024 --output-len 128 --concurrency 8",
     )
-    parser.add_argument("engine", type=Path, help="engine directory")
+    add_engine_argument(parser, ("max_num_tokens", "max_seq_len"))
     parser.add_argument(
         "--workloads",
         type=Path,
@@ -53,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
+    add_threads(parser)
     add_speculation_options(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON line for each workload")
     parser.set_defaults(run=run)
@@ -69,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = _workloads(args)
     options = speculation_options(args)
+    directory, _ = engine_of(args, predicts="exact_tokens" in options)
     engine = load_engine(
-        args.engine,
+        directory,
         enable_prefix_cache=False,
         max_num_tokens=args.max_num_tokens,
         kv_cache_gib=args.kv_cache_gib,

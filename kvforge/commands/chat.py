@@ -5,11 +5,11 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import add_chat_options, opening, template_options
-from kvforge.commands.parsers import add_command
+from kvforge.commands.engine_argument import add_engine_argument, engine_of
+from kvforge.commands.parsers import add_command, add_threads
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
@@ -26,17 +26,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "chat",
-        help="talk to an engine",
+        help="talk to an engine, or a checkpoint",
         description=f"Answers each line as a message. {HELP}.",
         example="kvforge chat ENGINE --temperature 0.7",
     )
-    parser.add_argument("engine", type=Path, help="engine directory")
+    add_engine_argument(parser, ("max_seq_len",))
     add_chat_options(parser)
     add_sampling_options(parser, max_tokens=None)
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of the conversation at most (default: the engine's limit)"
     )
+    add_threads(parser)
     add_speculation_options(parser)
     parser.set_defaults(run=run)
 
@@ -47,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.runtime import AsyncLLM, SamplingParams
     from kvforge.runtime.text.prompts import PromptReader
 
-    manifest = load_manifest(args.engine)
+    speculation = speculation_options(args)
+    engine, _ = engine_of(args, predicts="exact_tokens" in speculation)
+    manifest = load_manifest(engine)
     options = template_options(args)
-    PromptReader(None, args.engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
+    PromptReader(None, engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
     max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
-    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, args.engine / TOKENIZER_DIR))
-    llm = AsyncLLM(
-        args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation_options(args)
-    )
+    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, engine / TOKENIZER_DIR))
+    llm = AsyncLLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation)
     at_terminal = sys.stdin.isatty()
     loop = asyncio.new_event_loop()
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import NAMES, add_chat_options, opening, template_options
-from kvforge.commands.parsers import add_command, display_of
+from kvforge.commands.engine_argument import add_engine_argument, engine_of
+from kvforge.commands.parsers import add_command, add_threads, display_of
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.manifest import TOKENIZER_DIR
@@ -26,10 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "generate",
-        help="generate text with an engine",
+        help="generate text with an engine, or a checkpoint",
         example='kvforge generate ENGINE --prompt "Once upon a time" --max-tokens 64',
     )
-    parser.add_argument("engine", type=Path, help="engine directory")
+    add_engine_argument(parser, ("max_seq_len",))
     parser.add_argument(
         "--prompt",
         action="append",
@@ -60,6 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
+    add_threads(parser)
     add_speculation_options(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt at the end")
     parser.set_defaults(run=run)
@@ -69,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
     """Generate; raises EngineError, RequestError, or KvforgeError after the output if a sequence failed."""
     from kvforge.runtime import LLM, SamplingParams
 
+    options = speculation_options(args)
+    chat = _chat_options(args)
+    if args.logprobs is not None and not args.json:
+        raise RequestError("--logprobs is written by --json; add that, or leave it out.")
+    engine, _ = engine_of(args, predicts="exact_tokens" in options)
     params = SamplingParams(
         n=args.n,
         max_tokens=args.max_tokens,
@@ -76,14 +83,10 @@ def run(args: argparse.Namespace) -> int:
         guided_decoding=_guide(args),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
-        **sampling_options(args, args.engine / TOKENIZER_DIR),
+        **sampling_options(args, engine / TOKENIZER_DIR),
     )
-    if args.logprobs is not None and not args.json:
-        raise RequestError("--logprobs is written by --json; add that, or leave it out.")
-    options = speculation_options(args)
-    chat = _chat_options(args)
     prompts: Sequence[Prompt] = args.prompt if args.prompt is not None else [_read_input()]
-    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **options)
+    llm = LLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **options)
     if chat is not None:
         first = opening(args)
         prompts = [llm.chat_prompt([*first, {"role": "user", "content": text}], **chat) for text in prompts]

@@ -1,17 +1,31 @@
 """What the parsers of all commands have in common."""
 
 import argparse
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from kvforge.common.display import Display
+from kvforge.foreign_options import ALWAYS_ON
+from kvforge.suggesting_parser import aliases_of
+
+_DEFAULT = re.compile(r"(.*?)( \(default: (?:[^()]|%\(default\)s)+\))?", re.DOTALL)
+"""A help, and what it says of its default."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Says what an option is when it is not given: ``(default: X)``, which a help that knows better has already."""
+    """Says what an option is when it is not given, ``(default: X)``, which a help that knows better has already, and
+    how other programs spell it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        help, aliases = self._with_default(action), aliases_of(action)
+        if not help or not aliases:
+            return help
+        text, default = _DEFAULT.fullmatch(help).groups("")  # type: ignore[union-attr]  # it matches any text
+        return f"{text} [also {', '.join(aliases)}]{default}"
+
+    def _with_default(self, action: argparse.Action) -> str | None:
         is_plain = isinstance(action.default, (str, int, float, Path)) and not isinstance(action.default, bool)
         if not is_plain or action.default is argparse.SUPPRESS or "(default: " in (action.help or ""):
             return action.help
@@ -60,6 +74,22 @@ def add_checkpoint(parser: argparse.ArgumentParser, name: str, *, help: str, **m
     """Declare the positional argument ``name``, a checkpoint, and --revision."""
     parser.add_argument(name, help=f"{help}; or OWNER/NAME[@REVISION] on the Hub", **more)
     add_revision(parser)
+
+
+def add_threads(parser: argparse._ActionsContainer) -> None:
+    """Declare --threads, which ``main`` heeds."""
+    parser.add_argument(
+        "--threads", type=int, metavar="N",
+        help="of arithmetic (default: $OMP_NUM_THREADS, else the cores that this process and its container may use)",
+    )  # fmt: skip
+
+
+def add_always_on(exclusive: argparse._ActionsContainer, parser: argparse._ActionsContainer) -> None:
+    """Declare the switches that ask for what a server does in any case, unless that is switched off: ``exclusive`` has
+    the option that does so of the first two."""
+    for index, name in enumerate(ALWAYS_ON):
+        place = exclusive if index < 2 else parser
+        place.add_argument(name, action="store_true", dest="always_on", help=argparse.SUPPRESS)
 
 
 def add_force(parser: argparse.ArgumentParser, note: str = "") -> None:

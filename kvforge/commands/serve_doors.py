@@ -55,12 +55,12 @@ class Doors:
             if name in GENERATING and not address.is_loopback and not (name == "openai" and self.has_key)
         ]
 
-    def listening(self, ports: dict[str, int]) -> str:
-        """Say in one line what listens where, on these ports."""
-        return ", ".join(
+    def listening(self, ports: dict[str, int]) -> list[str]:
+        """Say what listens where, on these ports: a line each, what people ask first."""
+        return [
             f"{NAMES[name]} {URLS[name].format(f'{address.host}:{ports[name]}')}{self._remark(name)}"
-            for name, address in self.addresses.items()
-        )
+            for name, address in sorted(self.addresses.items(), key=lambda item: item[0] != "openai")
+        ]
 
     def page(self, port: int) -> str:
         """Return where a browser of this machine finds the gateway's page, on this port."""

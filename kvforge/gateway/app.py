@@ -69,11 +69,11 @@ class Gateway:
         return self._answer(generation, ResponsesFormat(generation))
 
     async def models(self) -> Response:
-        return JSONResponse({"object": "list", "data": [self.model.card]})
+        return JSONResponse({"object": "list", "data": [self.model.card(name) for name in self.model.names]})
 
     async def one_model(self, name: str) -> Response:
         self.model.check_name(name)
-        return JSONResponse(self.model.card)
+        return JSONResponse(self.model.card(name))
 
     async def ready(self) -> Response:
         problem = await self._readiness.problem()

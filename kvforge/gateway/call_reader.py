@@ -20,6 +20,7 @@ class Notation:
         separates: what stands between calls of a list.
         closes: what follows the call or ends the list.
         ignored: markers that may stand before a call and say nothing more.
+        also: other texts that may stand in the place of `begins`.
     """
 
     begins: str
@@ -28,6 +29,7 @@ class Notation:
     separates: str = ""
     closes: str = ""
     ignored: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def with_tokens(self, tokens: Collection[str]) -> "Notation":
         """For texts in which these markers count only as tokens."""
@@ -35,8 +37,8 @@ class Notation:
         def mark(text: str) -> str:
             return with_token_marks(text, tokens)
 
-        ignored = tuple(map(mark, self.ignored))
-        return dataclasses.replace(self, begins=mark(self.begins), closes=mark(self.closes), ignored=ignored)
+        ignored, also = (tuple(map(mark, texts)) for texts in (self.ignored, self.also))
+        return dataclasses.replace(self, begins=mark(self.begins), closes=mark(self.closes), ignored=ignored, also=also)
 
 
 def with_token_marks(text: str, tokens: Collection[str]) -> str:
@@ -92,7 +94,8 @@ class CallReader:
         return _shown([*said, Text(text)])
 
     def _content(self, events: list[Event]) -> bool:
-        marks = (self._notation.begins, *self._notation.ignored)
+        begins = (self._notation.begins, *self._notation.also)
+        marks = (*begins, *self._notation.ignored)
         found = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
         if not found:
             keep = _uncertain(self._held, marks)
@@ -102,7 +105,7 @@ class CallReader:
         at, mark = min(found)
         content = self._held[:at].rstrip()
         self._say(events, content)
-        if mark != self._notation.begins:
+        if mark not in begins:
             self._held = self._held[len(content) : at] + self._held[at + len(mark) :]
             return True
         begin = at if self._notation.is_object else at + len(mark)

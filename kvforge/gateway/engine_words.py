@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 from kvforge.gateway.errors import ApiError
 
-GUIDE, PROMPT, LENGTH = "guide", "prompt", "length"
+GUIDE, PROMPT, LENGTH, OF_PROMPT = "guide", "prompt", "length", "of_prompt"
 """Keys of the names that differ between endpoints and requests."""
-_NAMES = {GUIDE: "structured_outputs", PROMPT: "prompt", LENGTH: "max_tokens"}
+_NAMES = {GUIDE: "structured_outputs", PROMPT: "prompt", LENGTH: "max_tokens", OF_PROMPT: "prompt_logprobs"}
 _FIELDS = {
     "request_output_len": LENGTH, "input_ids": PROMPT, "input_lengths": PROMPT, "guided_decoding_guide": GUIDE,
     "guided_decoding_guide_type": GUIDE, "num_return_sequences": "n", "runtime_top_k": "top_k",
     "runtime_top_p": "top_p", "stop_strings": "stop", "stop_words_list": "stop", "end_id": "ignore_eos",
     "embedding_bias": "logit_bias", "num_top_log_probs": "logprobs", "return_log_probs": "logprobs",
-    "streaming": "stream",
+    "streaming": "stream", "num_prompt_log_probs": OF_PROMPT,
 }  # fmt: skip
 _SAME = frozenset(
     {"temperature", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",

@@ -31,7 +31,8 @@ MAX_WAITING = 8
 @dataclass(frozen=True)
 class Delta:
     """News of choice `index`: its new text, certain and whole characters only, and the new tokens'
-    log-probabilities. `more`: the next delta is of the same response."""
+    log-probabilities. `more`: the next delta is of the same response. `prompt`: log-probabilities of the prompt's next
+    tokens, from the second one on; all of them come before anything else."""
 
     index: int
     text: str
@@ -39,6 +40,7 @@ class Delta:
     finish_reason: str | None
     stop_reason: Any
     more: bool
+    prompt: list[TokenLogprobs] | None = None
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """All deltas until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
         response others get their turn. Raises ApiError. Closing it cancels what runs."""
-        if self.asked.empty:
+        if self.asked.empty and self.asked.prompt_logprobs is None:
             for index in range(self.num_choices):
                 yield Delta(index, "", None, "length", None, False)
             return
@@ -121,6 +123,12 @@ class Generation:
 
     def _slices(self, index: int, piece: ResponseTokens, stream: TextStream | MarkedText) -> Iterator[Delta]:
         """The deltas of one response. Raises ApiError."""
+        if piece.prompt:
+            yield from self._prompt_slices(index, piece)
+        if self.asked.empty:
+            if piece.finish_reason is not None:
+                yield Delta(index, "", None, "length", None, False)
+            return
         num_logprobs = self.asked.logprobs
         size = TOKENS_AT_ONCE if num_logprobs is None else min(TOKENS_AT_ONCE, LOGPROBS_AT_ONCE // (num_logprobs + 1))
         num_tokens = len(piece.token_ids)
@@ -138,6 +146,14 @@ class Generation:
                 self.usage.reasoning += self._reasoning_tokens.count(index, piece.token_ids[start:end])
             logprobs = None if num_logprobs is None else piece.logprobs(start, end)
             yield Delta(index, text, logprobs, output.finish_reason, piece.stop_reason, more)
+
+    def _prompt_slices(self, index: int, piece: ResponseTokens) -> Iterator[Delta]:
+        """The deltas of the prompt's log-probabilities, a bounded number at a time."""
+        prompt = memoryview(self.asked.prompts[index // self.asked.n]).cast("i")
+        size = max(LOGPROBS_AT_ONCE // ((self.asked.prompt_logprobs or 0) + 1), 1)
+        for start in range(1, len(prompt), size):
+            entries = piece.prompt_logprobs(prompt, start, min(start + size, len(prompt)))
+            yield Delta(index, "", None, None, None, True, entries)
 
     async def _pieces(self, position: int) -> AsyncGenerator[tuple[int, ResponseTokens], None]:
         """Pieces of one prompt, each with its choice."""

@@ -1,14 +1,15 @@
 """Calls that are no JSON objects: their guides are grammars, of which a format says what one call looks like."""
 
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvforge.gateway.call_reader import CallReader, with_token_marks
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
-from kvforge.gateway.tool_format import TEXT_RULE, TokenOf, ToolFormat, after_thoughts, quoted
+from kvforge.gateway.text_patterns import without
+from kvforge.gateway.tool_format import TEXT_RULE, ToolFormat, quoted
+from kvforge.gateway.written_format import TokenOf, spelled
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 Mark = Callable[[str], str]
@@ -23,18 +24,20 @@ class Speller:
     token_of: TokenOf
 
     def __call__(self, text: str) -> str:
-        tokens = {mark: token for mark in self.marks if (token := self.token_of(mark)) is not None}
-        if not tokens:
-            return quoted(text) if text else ""
-        parts = re.split("(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")", text)
-        return " ".join(f"<[{tokens[part]}]>" if part in tokens else quoted(part) for part in parts if part)
+        pieces = spelled(text, self.marks, self.token_of)
+        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in pieces)
 
-    def text_before(self, rule: str, mark: str) -> tuple[str, list[str]]:
-        """What matches any text and the mark that ends it, and the rules that it needs."""
+    def text_before(self, rule: str, mark: str, terms: Sequence[str] = ()) -> tuple[str, list[str]]:
+        """What matches any text, or one that matches all `terms`, and the mark that ends it, and the rules that it
+        needs, whose names begin with `rule`."""
         token = self.token_of(mark) if mark in self.marks else None
+        if token is not None and terms:
+            return f"{rule.upper()} <[{token}]>", [f"{rule.upper()}: {' & '.join(terms)}"]
         if token is not None:
             return f"TEXT <[{token}]>", []
-        return rule, [f"{rule}[lazy]: TEXT {quoted(mark)}"]
+        # A text ends at the first mark, as readers have it.
+        text = f"({' & '.join((*terms, without(mark)))})" if terms else "TEXT"
+        return rule, [f"{rule}[lazy]: {text} {quoted(mark)}"]
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,18 @@ class GrammarFormat(ToolFormat):
         calls = f"start: {self._several(parallel, spell)} {spell(self.wraps[1])}"
         return self._grammar([calls], functions, spell)
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
-        first = self.wraps[0] or self.notation.begins
+        start = self.wraps[0] or self.notation.begins
+        first = next((mark for mark in self.marks if start.startswith(mark)), start)
         begun, rules = spell.text_before("begun", first)
         rest = spell(self.prefix.removeprefix(first))
         if self.wraps[0]:
             calls = f"calls: {begun} {rest} {self._several(parallel, spell)} {spell(self.wraps[1])}"
-            return self._grammar([*after_thoughts("TEXT | calls", thoughts), calls, *rules], functions, spell)
-        start = after_thoughts(f"(call){'*' if parallel else '?'} TEXT", thoughts)
-        return self._grammar([*start, f"call: {begun} {rest} one", *rules], functions, spell)
+            return self._grammar(["start: TEXT | calls", calls, *rules], functions, spell)
+        start = f"start: (call){'*' if parallel else '?'} TEXT"
+        return self._grammar([start, f"call: {begun} {rest} one", *rules], functions, spell)
 
     def _several(self, parallel: bool, spell: Speller) -> str:
         return f"one ({spell(self.joins + self._begins)} one)*" if parallel else "one"
@@ -114,3 +116,21 @@ class GrammarFormat(ToolFormat):
         bodies = [rule for index, entry in enumerate(functions) for rule in self.rules(entry, f"call_{index}", spell)]
         lines = [TEXT_RULE, *rules, one, *bodies, *self.common_rules(spell)]
         return GuidedDecoding("ebnf_grammar", "\n".join(lines) + "\n")
+
+
+def in_order(name: str, steps: Sequence[tuple[str, bool]], other: str | None, joint: str) -> list[str]:
+    """Rules of steps with `joint` between them, of which those that are not needed may lack, and of any number of the
+    rule `other` behind them: `name`_first from the first one on, `name`_then_N from step N on, behind others."""
+    others = f"{other} ({quoted(joint)} {other})*"
+    last = '""' if other is None else f"({others})?"
+    behind_all = '""' if other is None else f"({quoted(joint)} {others})?"
+    rules = [f"{name}_then_{len(steps)}: {behind_all}"]
+    firsts = []
+    for index, (step, is_needed) in enumerate(steps):
+        behind = f"{name}_then_{index + 1}"
+        rules.append(f"{name}_then_{index}: {quoted(joint)} {step} {behind}" + ("" if is_needed else f" | {behind}"))
+        if all(not needed for _, needed in steps[:index]):
+            firsts.append(f"{step} {behind}")
+    if all(not needed for _, needed in steps):
+        firsts.append(last)
+    return [f"{name}_first: " + " | ".join(firsts), *rules]

@@ -65,6 +65,17 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._clear()
 
+    def add_first(self, token_id: int) -> None:
+        """Add the first token of a prompt that is repeated: nothing comes before it, so that it has no number."""
+        for name, text in (
+            ("tokens", self._names[token_id]),
+            ("token_logprobs", "null"),
+            ("top_logprobs", "null"),
+            ("text_offset", f"{self._offset}"),
+        ):
+            _append(self._lists[name], text)
+        self._advance(token_id)
+
     def _clear(self) -> None:
         self._lists = {name: bytearray() for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
 
@@ -78,8 +89,11 @@ class CompletionLogprobs:
             top = {names[token]: value for token, value in {**entry.top, entry.token_id: entry.logprob}.items()}
             written = ",".join([f"{name}:{max(value, MIN_LOGPROB)!r}" for name, value in top.items()])
             _append(lists["top_logprobs"], f"{{{written}}}")
-            if not self._token_bytes.is_special(entry.token_id):
-                self._offset += len(self._decoder.decode(self._token_bytes[entry.token_id]))
+            self._advance(entry.token_id)
+
+    def _advance(self, token_id: int) -> None:
+        if not self._token_bytes.is_special(token_id):
+            self._offset += len(self._decoder.decode(self._token_bytes[token_id]))
 
     @property
     def num_bytes(self) -> int:
@@ -93,6 +107,33 @@ class CompletionLogprobs:
             yield from (before, f'"{name}":['.encode(), entries, b"]")
             before = b","
         yield b"}"
+
+
+class PromptLogprobs:
+    """Those of a prompt alone, as vLLM writes them: for each token an object that has, by token id, the token itself
+    and the most probable ones; null for the first."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._names = token_bytes.derived("completions", _completion_name)
+        self._entries = bytearray(b"null")
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> None:
+        for entry in entries:
+            ranked = {token: (value, rank) for rank, (token, value) in enumerate(entry.top.items(), start=1)}
+            ranked = {entry.token_id: (entry.logprob, entry.rank), **ranked}
+            _append(self._entries, "{" + ",".join([self._written(t, *known) for t, known in ranked.items()]) + "}")
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._entries)
+
+    def take(self) -> Iterator[bytes | bytearray]:
+        """The JSON of all."""
+        yield from (b"[", self._entries, b"]")
+
+    def _written(self, token_id: int, logprob: float, rank: int) -> str:
+        value = max(logprob, MIN_LOGPROB)
+        return f'"{token_id}":{{"logprob":{value!r},"rank":{rank},"decoded_token":{self._names[token_id]}}}'
 
 
 def _append(entries: bytearray, text: str) -> None:

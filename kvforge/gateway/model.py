@@ -33,6 +33,8 @@ class ServedModel:
     """Read once at the start. `max_seq_len` tokens always fit the KV cache: the engine does not load otherwise."""
 
     name: str
+    names: tuple[str, ...]
+    """By any of which clients may call it, the first being ``name``."""
     created: int
     manifest: Manifest
     tokenizer: Tokenizer
@@ -74,8 +76,10 @@ class ServedModel:
         if template is not None:
             digest.update(json.dumps([template.sources, template.special_tokens], sort_keys=True).encode())
         max_seq_len = min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len)
+        names = options.model_names or (options.engine.resolve().name,)
         return cls(
-            name=options.model_name or options.engine.resolve().name,
+            name=names[0],
+            names=names,
             created=int((options.engine / MANIFEST_FILE).stat().st_mtime),
             manifest=manifest,
             tokenizer=tokenizer,
@@ -93,8 +97,8 @@ class ServedModel:
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) where a client means another model."""
-        if name != self.name:
-            message = f"the model '{name[:80]}' does not exist; this server has {self.name}"
+        if name not in self.names:
+            message = f"the model '{name[:80]}' does not exist; this server has {', '.join(self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
 
     def marker_tokens(self, markers: Collection[str]) -> dict[str, int]:
@@ -106,11 +110,10 @@ class ServedModel:
         """The one token that a marker is, which a guide does not let other tokens write; None for plain text."""
         return next((token for token, mark in self.marks.items() if mark == TOKEN + text), None)
 
-    @property
-    def card(self) -> dict[str, Any]:
-        """The entry of /v1/models; max_model_len as vLLM gives it, the sampling of requests that do not say in vLLM's
-        words."""
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "kvforge",
+    def card(self, name: str) -> dict[str, Any]:
+        """The entry of /v1/models for one of the names; max_model_len and what samples requests that do not say are in
+        vLLM's words."""
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "kvforge",
                 "root": self.name, "parent": None, "max_model_len": self.max_seq_len,
                 "default_sampling_params": self.sampling.values}  # fmt: skip
 

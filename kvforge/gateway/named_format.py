@@ -16,12 +16,14 @@ class NamedFormat(GrammarFormat):
     before, after: what stands before the name, and between it and the arguments.
     ends: what stands behind the arguments.
     id_mark: what may stand between the name and `after`, with an id.
+    numbered: an id is there in any case, and is a number.
     """
 
     before: str = ""
     after: str = ""
     ends: str = ""
     id_mark: str = ""
+    numbered: bool = False
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
         """As GrammarFormat."""
@@ -30,4 +32,6 @@ class NamedFormat(GrammarFormat):
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
         """As GrammarFormat."""
         arguments = with_whitespace(function.parameters)
-        return [f"{name}: {spell(self.before + function.name + self.after)} %json {arguments} {spell(self.ends)}"]
+        before, after = self.before + function.name, self.after
+        head = f"{spell(before + self.id_mark)} /[0-9]+/ {spell(after)}" if self.numbered else spell(before + after)
+        return [f"{name}: {head} %json {arguments} {spell(self.ends)}"]

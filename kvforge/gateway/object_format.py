@@ -1,24 +1,17 @@
 """Calls that are JSON objects with the function's name and its arguments."""
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function
+from kvforge.gateway.grammar_format import Speller
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.schemas import moved
-from kvforge.gateway.tool_format import (
-    TEXT_RULE,
-    WHITESPACE,
-    TokenOf,
-    ToolFormat,
-    after_thoughts,
-    quoted,
-    with_whitespace,
-)
+from kvforge.gateway.tool_format import TEXT_RULE, WHITESPACE, ToolFormat, quoted, with_whitespace
+from kvforge.gateway.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 
@@ -27,17 +20,19 @@ class ObjectFormat(ToolFormat):
     """Attributes:
     key: the member of a call that holds its arguments.
     gap: what stands between the notation's marks and the object.
+    ends: what stands behind a list of calls.
     """
 
     key: str = "arguments"
     gap: str = ""
+    ends: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """As ToolFormat."""
         notation = self.notation
         own = () if notation.is_object or notation.opens else (notation.closes,)
-        return (*(() if notation.is_object else (notation.begins,)), *own, *notation.ignored)
+        return (*(() if notation.is_object else (notation.begins,)), *own, *notation.also, *notation.ignored)
 
     @property
     def prefix(self) -> str:
@@ -58,21 +53,22 @@ class ObjectFormat(ToolFormat):
         """As ToolFormat."""
         return GuidedDecoding("json_schema", self._calls(functions, parallel))  # type: ignore[arg-type]
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         token = None if self.notation.is_object else token_of(self.notation.begins)
         if token is None:
-            return self._lazy_grammar(functions, thoughts) if thoughts else self._tags(functions)
+            return self._tags(functions)
         rules = [TEXT_RULE]
         if self.notation.opens:
-            calls = with_whitespace(self._calls(functions, parallel))
-            rules += [*after_thoughts("TEXT | calls", thoughts), f'calls: TEXT <[{token}]> " "? %json {calls}']
+            calls, spell = with_whitespace(self._calls(functions, parallel)), Speller(self.markers, token_of)
+            begun = [spell.text_before(f"begun_{index}", mark) for index, mark in enumerate(self._all_begins)]
+            begins = " | ".join(text for text, _ in begun)
+            rules += ["start: TEXT | calls", f'calls: ({begins}) " "? %json {calls} {spell(self.ends)}']
+            rules += [rule for _, needed in begun for rule in needed]
             return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
         end = token_of(self.notation.closes)
         closes = quoted(self.notation.closes) if end is None else f"<[{end}]>"
-        rules += after_thoughts(f"(call){'*' if parallel else '?'} TEXT", thoughts)
+        rules += [f"start: (call){'*' if parallel else '?'} TEXT"]
         rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
         for index, function in enumerate(functions):
             begin, rest = quoted(self.gap + self.head(function.name)), quoted("}" + self.gap)
@@ -80,34 +76,22 @@ class ObjectFormat(ToolFormat):
             rules += [f"call_{index}: TEXT <[{token}]> {begin} %json {schema} {rest} {closes}"]
         return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
 
-    def _structures(self, functions: Sequence[Function]) -> list[dict[str, Any]]:
-        """How each call begins in a text, what its arguments are, and how it ends."""
+    def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
         notation = self.notation
-        before = "" if notation.is_object else notation.begins + self.gap + notation.opens
-        after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes
-        return [
+        befores = [""] if notation.is_object else [mark + self.gap + notation.opens for mark in self._all_begins]
+        after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes + self.ends
+        structures = [
             {"begin": before + self.head(f.name), "schema": {**f.parameters, **WHITESPACE}, "end": "}" + after}
+            for before in befores
             for f in functions
         ]
-
-    def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
-        structures = self._structures(functions)
-        triggers = [item["begin"] for item in structures] if self.notation.is_object else [self.notation.begins]
+        triggers = [item["begin"] for item in structures] if notation.is_object else [*self._all_begins]
         tag = {"triggers": triggers, "structures": structures}
         return GuidedDecoding("structural_tag", tag)  # type: ignore[arg-type]
 
-    def _lazy_grammar(self, functions: Sequence[Function], thoughts: Collection[int]) -> GuidedDecoding:
-        """The same as a grammar, since tags do not know of tokens that are no text."""
-        structures = self._structures(functions)
-        rules = [TEXT_RULE, *after_thoughts("(call)* TEXT", thoughts)]
-        rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
-        for index, item in enumerate(structures):
-            trigger = item["begin"] if self.notation.is_object else self.notation.begins
-            rest = item["begin"].removeprefix(trigger)
-            rules += [f"begun_{index}[lazy]: TEXT {quoted(trigger)}"]
-            body = f"{quoted(rest) if rest else ''} %json {json.dumps(item['schema'], ensure_ascii=False)}"
-            rules += [f"call_{index}: begun_{index} {body} {quoted(item['end'])}"]
-        return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
+    @property
+    def _all_begins(self) -> tuple[str, ...]:
+        return (self.notation.begins, *self.notation.also)
 
     def head(self, name: str) -> str:
         """How a call of the function begins where the guide knows calls by their beginning."""

@@ -18,7 +18,7 @@ class GatewayOptions:
     grpc: str = "127.0.0.1:8001"
     address: str = "127.0.0.1"
     port: int = 8080
-    model_name: str | None = None
+    model_names: tuple[str, ...] = ()
     chat_template: Path | None = None
     tool_call_format: str | None = None
     reasoning_format: str | None = None
@@ -59,7 +59,7 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "grpc": (str, "Triton's gRPC endpoint, HOST:PORT"),
     "address": (str, "where to listen (default: loopback only)"),
     "port": (int, "0: any free one"),
-    "model_name": (str, "what clients call the model (default: the engine directory's name)"),
+    "model_names": (tuple, "what clients call the model (default: the engine directory's name)"),
     "chat_template": (Path, "Jinja file to use instead of the tokenizer's own template"),
     "tool_call_format": (str, "how the model writes calls of tools (default: what its chat template speaks)"),
     "reasoning_format": (str, "how the model writes its reasoning, none to leave it in the text (default: likewise)"),
@@ -105,6 +105,16 @@ _CHOICES = {
 }
 
 
+def help_of(field: str) -> str:
+    """What a field is for."""
+    return _TYPES_AND_HELP[field][1]
+
+
+def type_of(field: str) -> Any:
+    """What a field's values are."""
+    return _TYPES_AND_HELP[field][0]
+
+
 def gateway_command(options: GatewayOptions) -> list[str]:
     """The argument list that starts a gateway process with these options. API keys stay in their file."""
     command = [sys.executable, "-m", "kvforge.gateway"]
@@ -112,7 +122,8 @@ def gateway_command(options: GatewayOptions) -> list[str]:
         value = getattr(options, item.name)
         if item.name == "engine" or value != item.default:
             name = f"--{item.name.replace('_', '-')}"
-            command += [name] if value is True else [name, str(value)]
+            words = map(str, value) if isinstance(value, tuple) else [str(value)]
+            command += [name] if value is True else [name, *words]
     return command
 
 
@@ -126,6 +137,8 @@ def parse_options(argv: list[str] | None = None) -> GatewayOptions:
         name = f"--{item.name.replace('_', '-')}"
         if kind is bool:
             parser.add_argument(name, action="store_true", help=text)
+        elif kind is tuple:
+            parser.add_argument(name, nargs="+", default=item.default, help=text)
         else:
             parser.add_argument(
                 name,
@@ -135,4 +148,5 @@ def parse_options(argv: list[str] | None = None) -> GatewayOptions:
                 choices=_CHOICES.get(item.name),
                 help=text,
             )
-    return GatewayOptions(**vars(parser.parse_args(argv)))
+    given: dict[str, Any] = vars(parser.parse_args(argv))
+    return GatewayOptions(**{**given, "model_names": tuple(given["model_names"])})

@@ -45,7 +45,10 @@ class ParsedRequest:
         thinking: how reasoning is, likewise.
         kept: so many of a prompt's sequences are returned, the most probable ones; 0 for all.
         silent: log-probabilities are for that choice only and not returned.
-        empty: nothing is generated.
+        empty: nothing is generated, or not returned where the prompt's log-probabilities are asked for.
+        prompt_logprobs: as in SamplingParams. Where `echoes` and `logprobs` are asked for, they are these of the
+            prompt; otherwise a part of the answer of their own.
+        model: the name that the request calls the model by.
         shown: what the answer repeats of the request.
         names: what the request calls the fields of kvforge.gateway.engine_words.
         looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
@@ -76,6 +79,13 @@ class ParsedRequest:
     left_tools: tuple[str, ...] = ()
     left: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     left_by_looser: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: int | None = None
+    model: str = ""
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """The prompt is repeated with its log-probabilities."""
+        return bool(self.echoes) and self.prompt_logprobs is not None
 
     def marks(self, known: dict[int, str]) -> dict[int, str]:
         """Of the marks that a model's text can have those that the answer is read by."""
@@ -94,14 +104,15 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
             json.dumps({"error": [asked.status, asked.message, asked.param, asked.code, asked.detail]}).encode() + b"\n"
         )
     head = {
-        "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
+        "model": asked.model, "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
         "thinking": None if asked.thinking is None else dataclasses.astuple(asked.thinking),
         "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
         "shown": asked.shown, "looser": None if asked.looser is None else len(asked.looser), "left": asked.left,
-        "left_by_looser": asked.left_by_looser, "continuous_usage": asked.continuous_usage,
+        "left_by_looser": asked.left_by_looser, "prompt_logprobs": asked.prompt_logprobs,
+        "continuous_usage": asked.continuous_usage,
         "left_tools": asked.left_tools,
     }  # fmt: skip
     parts = (asked.template, *asked.prompts, *asked.echoes, asked.looser or b"")
@@ -125,6 +136,7 @@ def unpack(data: bytes) -> ParsedRequest:
         return data[at - size : at]
 
     return ParsedRequest(
+        model=head["model"],
         template=take(head["template"]),
         prompts=tuple(map(take, head["prompts"])),
         n=head["n"],
@@ -143,6 +155,7 @@ def unpack(data: bytes) -> ParsedRequest:
         looser=None if head["looser"] is None else take(head["looser"]),
         left=head["left"],
         left_by_looser=head["left_by_looser"],
+        prompt_logprobs=head["prompt_logprobs"],
         continuous_usage=head["continuous_usage"],
         left_tools=tuple(head["left_tools"]),
     )

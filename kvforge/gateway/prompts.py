@@ -61,10 +61,10 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def chat_prompt(
-    model: ServedModel, fields: Fields, tools: Sequence[dict[str, Any]] | None = None, prefix: str = ""
-) -> list[int]:
-    """Token ids of `messages` as the chat template writes them, and then of `prefix`. Raises ApiError."""
+def chat_text(
+    model: ServedModel, fields: Fields, tools: Sequence[dict[str, Any]] | None = None, forced: bool = False
+) -> str:
+    """`messages` as the chat template writes them; `forced` says that the answer must be a call. Raises ApiError."""
     if model.chat_template is None:
         raise ApiError(
             400,
@@ -74,23 +74,22 @@ def chat_prompt(
             "no_chat_template",
         )
     open_end = flag(fields, "continue_final_message")
-    if open_end and prefix:
+    if open_end and forced:
         raise bad_field("continue_final_message", "excludes a tool_choice that forces a call")
     try:
-        text = render_conversation(
+        return render_conversation(
             model.chat_template,
             fields.get("messages"),
             tools,
             template_arguments(fields, model.chat_template, tools),
             flag(fields, "add_generation_prompt", not open_end),
             open_end,
-            same_id if model.tool_format is None else model.tool_format.template_id,
+            same_id if model.tool_format is None else model.tool_format.template_ids(),
         )
     except TemplateRefusal as error:
         raise ApiError(400, error.what, error.field) from None
     except FieldError as error:
         raise bad_field(error.field, error.what) from None
-    return encode(model, text + prefix, False, "messages")
 
 
 def template_arguments(

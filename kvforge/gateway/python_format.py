@@ -1,15 +1,16 @@
-"""Calls in Python's notation, in a list."""
+"""Calls in Python's notation."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvforge.gateway.call_steps import WrittenCall
 from kvforge.gateway.functions import Function
-from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
+from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller, in_order
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.python_call import PythonCall
 from kvforge.gateway.schema_relaxing import hoisted, with_definitions
-from kvforge.gateway.tool_format import TokenOf, after_thoughts, quoted, with_whitespace
+from kvforge.gateway.tool_format import quoted, with_whitespace
+from kvforge.gateway.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 _GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
@@ -18,8 +19,11 @@ _GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
 
 @dataclass(frozen=True)
 class PythonFormat(GrammarFormat):
-    """A list of calls has no mark of its own: in free text a guide knows one by its beginning, as far as the first
-    call's bracket."""
+    """Attributes:
+    ends: what stands behind a call's bracket.
+    """
+
+    ends: str = ""
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
         """As GrammarFormat."""
@@ -33,22 +37,6 @@ class PythonFormat(GrammarFormat):
             found.add("additionalProperties")
         names = {key for key in schema.get("properties", {}) if _is_name(key)}
         return found | ({"required"} if set(schema.get("required", ())) - names else set())
-
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
-        """As ToolFormat."""
-        spell = Speller(self.marks, token_of)
-        more = f"({spell(self.joins)} one)*" if parallel else ""
-        begun = [
-            f"begun_{i}[lazy]: TEXT {quoted(self.notation.begins + f.name + '(')}" for i, f in enumerate(functions)
-        ]
-        first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
-        calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
-        return self._grammar([*after_thoughts("TEXT | calls", thoughts), calls, *begun], functions, spell)
-
-    def _several(self, parallel: bool, spell: Speller) -> str:
-        return f"one ({spell(self.joins)} one)*" if parallel else "one"
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
         """As GrammarFormat. Arguments come in the schema's order, others behind them."""
@@ -65,9 +53,9 @@ class PythonFormat(GrammarFormat):
         is_open = schema.get("additionalProperties", True) is not False
         return [
             f"{name}: {quoted(function.name + '(')} {rest}",
-            f'{rest}: {name}_first ")"',
+            f"{rest}: {name}_first {quoted(')' + self.ends)}",
             *found,
-            *_in_order(name, steps, is_open),
+            *in_order(name, steps, "other" if is_open else None, ", "),
         ]
 
     def common_rules(self, spell: Speller) -> list[str]:
@@ -75,21 +63,24 @@ class PythonFormat(GrammarFormat):
         return [f'other: /[A-Za-z_][A-Za-z0-9_]*/ "=" %json {with_whitespace({})}']
 
 
-def _in_order(name: str, steps: Sequence[tuple[str, bool]], is_open: bool) -> list[str]:
-    """Rules of steps with commas between them, of which those that are not needed may lack: `name`_first from the first
-    one on, `name`_then_N from step N on, behind others."""
-    others = 'other (", " other)*'
-    last = f"({others})?" if is_open else '""'
-    rules = [f"{name}_then_{len(steps)}: " + (f'(", " {others})?' if is_open else '""')]
-    firsts = []
-    for index, (step, is_needed) in enumerate(steps):
-        behind = f"{name}_then_{index + 1}"
-        rules.append(f'{name}_then_{index}: ", " {step} {behind}' + ("" if is_needed else f" | {behind}"))
-        if all(not needed for _, needed in steps[:index]):
-            firsts.append(f"{step} {behind}")
-    if all(not needed for _, needed in steps):
-        firsts.append(last)
-    return [f"{name}_first: " + " | ".join(firsts), *rules]
+@dataclass(frozen=True)
+class PythonListFormat(PythonFormat):
+    """A list of calls has no mark of its own: in free text a guide knows one by its beginning, as far as the first
+    call's bracket."""
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+        """As ToolFormat."""
+        spell = Speller(self.marks, token_of)
+        more = f"({spell(self.joins)} one)*" if parallel else ""
+        begun = [
+            f"begun_{i}[lazy]: TEXT {quoted(self.notation.begins + f.name + '(')}" for i, f in enumerate(functions)
+        ]
+        first = " | ".join(f"begun_{index} rest_{index}" for index in range(len(functions)))
+        calls = f"calls: ({first}) {more} {spell(self.wraps[1])}"
+        return self._grammar(["start: TEXT | calls", calls, *begun], functions, spell)
+
+    def _several(self, parallel: bool, spell: Speller) -> str:
+        return f"one ({spell(self.joins)} one)*" if parallel else "one"
 
 
 def _is_name(key: str) -> bool:

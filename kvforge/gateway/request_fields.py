@@ -21,11 +21,14 @@ SAMPLING = frozenset(
 GUIDES = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
-COMMON = SAMPLING | GUIDES | {"model", "max_tokens", "logprobs", "stream", "stream_options", "ignore_eos"}
+COMMON = SAMPLING | GUIDES | {
+    "model", "max_tokens", "logprobs", "prompt_logprobs", "stream", "stream_options", "ignore_eos",
+}  # fmt: skip
 COMPLETIONS = COMMON | {"prompt", "echo", "best_of", "add_special_tokens"}
 CHAT = COMMON | {
     "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "tools",
     "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
+    "thinking_token_budget",
 }  # fmt: skip
 
 WITHOUT_EFFECT = {
@@ -64,7 +67,6 @@ class Refused:
 _NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
 _CHAT_ONLY = "it is for /v1/chat/completions"
 _NO_BEAMS = "beam search is not supported"
-_NO_PROMPT_LOGPROBS = "log-probabilities are computed for generated tokens only"
 REFUSED = {
     "suffix": Refused("insertion is not supported", ("",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
@@ -86,11 +88,11 @@ REFUSED = {
     "use_beam_search": Refused(_NO_BEAMS, (False,)),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
     "early_stopping": Refused(_NO_BEAMS, (False,)),
-    "prompt_logprobs": Refused(_NO_PROMPT_LOGPROBS),
     "include_stop_str_in_output": Refused("the stop string is never part of the text", (False,)),
     "skip_special_tokens": Refused("special tokens are never part of the text", (True,)),
     "chat_template": Refused("the server's chat template cannot be replaced by a request"),
     "chat_template_kwargs": Refused(_CHAT_ONLY, ({},)),
+    "thinking_token_budget": Refused(_CHAT_ONLY),
     "documents": Refused("documents are not passed to the chat template; put them into a message", ([],)),
     "truncate_prompt_tokens": Refused("prompts are not cut; shorten the prompt"),
     "priority": Refused("priorities are not taken from clients", (0,)),

@@ -12,20 +12,20 @@ import numpy as np
 
 from kvforge.common.native_calls import is_panic
 from kvforge.gateway.endpoints import Endpoint
-from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
+from kvforge.gateway.engine_words import GUIDE, LENGTH, OF_PROMPT, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
+from kvforge.gateway.prompts import chat_text, completion_prompts, encode, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, integer, screen, stream_options
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
-from kvforge.gateway.thinking import thinking_after
+from kvforge.gateway.thinking import behind_reasoning, has_begun, thinking
 from kvforge.gateway.tool_guides import ToolGuide
 from kvforge.gateway.tool_use import tool_use
 from kvforge.runtime.requests.params import SamplingParams
@@ -79,8 +79,9 @@ class RequestReader:
         max_tokens = integer(fields, "max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
         echo = flag(fields, "echo")
-        if echo and logprobs is not None:
-            raise bad_field("echo", "excludes logprobs: those of the prompt are not computed")
+        echoes_logprobs = echo and logprobs is not None
+        if echoes_logprobs and "prompt_logprobs" in fields:
+            raise bad_field("prompt_logprobs", "excludes echo with logprobs, which gives the same numbers")
         assert max_tokens is not None
         if max_tokens == 0 and not echo:
             raise bad_field(
@@ -93,6 +94,8 @@ class RequestReader:
         form = guided_decoding(fields)
         guide = None if form is None else ToolGuide(form, {})
         names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
+        if echoes_logprobs:
+            fields, names[OF_PROMPT] = {**fields, "prompt_logprobs": logprobs}, "echo"
         ranked = best_of > n
         wanted = 0 if ranked and logprobs is None else logprobs
         asked = self._asked({**fields, "n": best_of}, prompts, max(max_tokens, 1), wanted, names, echoes, guide)
@@ -103,10 +106,13 @@ class RequestReader:
     def _chat(self, fields: Fields) -> ParsedRequest:
         tools = read_tools(fields)
         use = tool_use(self._model, fields, tools)
+        is_forced = use.calls is not None and use.calls.forced
+        text = chat_text(self._model, fields, None if tools is None else tools.shown, is_forced)
+        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
+        begun = has_begun(self._model, text, None if last is None else last["content"])
+        use = behind_reasoning(self._model, fields, use, begun)
         calls = use.calls
-        prompt = chat_prompt(
-            self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
-        )
+        prompt = encode(self._model, text + ("" if calls is None else calls.prefix), False, "messages")
         if len({json.dumps(fields[name]) for name in ("max_completion_tokens", "max_tokens") if name in fields}) > 1:
             raise bad_field("max_tokens", "differs from max_completion_tokens, the same under another name; give one")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
@@ -122,12 +128,9 @@ class RequestReader:
             logprobs = None
         else:
             logprobs = logprobs or 0
-        is_guided = use.guide is not None and (calls is None or calls.forced)
-        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
-        thinking = thinking_after(self._model, prompt, is_guided, None if last is None else last["content"])
         return self._asked(
-            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls, thinking=thinking,
-            looser=use.looser,
+            fields, [prompt], max_tokens, logprobs, names, guide=use.guide, calls=calls,
+            thinking=thinking(self._model, begun), looser=use.looser,
         )  # fmt: skip
 
     def _asked(
@@ -143,11 +146,15 @@ class RequestReader:
         thinking: Thinking | None = None,
         looser: ToolGuide | None = None,
     ) -> ParsedRequest:
+        of_prompt = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+        if of_prompt is not None and flag(fields, "stream") and not echoes:
+            raise bad_field("prompt_logprobs", "excludes stream: the prompt's come before all else; leave one out")
         vocab_size = self._model.manifest.vocab_size
         form = None if guide is None else guide.guide
         params = sampling_params(
             fields, self._options, vocab_size, max_tokens, logprobs, form, names[LENGTH], self._model.sampling.values
         )
+        params = dataclasses.replace(params, prompt_logprobs=of_prompt)
         stream = flag(fields, "stream")
         usage = stream_options(fields, stream)
         counted = not stream or usage.include_usage
@@ -159,6 +166,7 @@ class RequestReader:
             return {} if by is None else {name: list(keywords) for name, keywords in by.left.items()}
 
         return ParsedRequest(
+            model=fields.get("model", self._model.name),
             template=template(params),
             looser=None if looser is None else template(dataclasses.replace(params, guided_decoding=looser.guide)),
             left=left(guide),
@@ -174,6 +182,7 @@ class RequestReader:
             calls=calls,
             thinking=thinking,
             names=names,
+            prompt_logprobs=of_prompt,
         )
 
     def _check_name(self, fields: Fields) -> None:
@@ -182,5 +191,5 @@ class RequestReader:
         if name is None:
             return
         if not isinstance(name, str):
-            raise bad_field("model", f"must be the model's name, {self._model.name}, or left out")
+            raise bad_field("model", f"must be a name of the model, such as {self._model.name}, or left out")
         self._model.check_name(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kvforge.gateway.generation import Delta, Generation
-from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
+from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, PromptLogprobs
 
 Parts = Iterator[bytes | bytearray]
 
@@ -38,11 +38,13 @@ class ResponseFormat(Protocol):
 
 
 class Choice:
-    """What is known of a choice and not sent: its text as the inside of a JSON string, its log-probabilities."""
+    """What is known of a choice and not sent: its text as the inside of a JSON string, its log-probabilities, and those
+    of its prompt where they are apart."""
 
-    def __init__(self, logprobs: Logprobs | None) -> None:
+    def __init__(self, logprobs: Logprobs | None, prompt: PromptLogprobs | None) -> None:
         self.text = bytearray()
         self.logprobs = logprobs
+        self.prompt = prompt
         self.finish_reason: str | None = None
         self.num_tokens = 0
         self.logprob = 0.0
@@ -54,7 +56,7 @@ class Choice:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.text) + (0 if self.logprobs is None else self.logprobs.num_bytes)
+        return len(self.text) + sum(held.num_bytes for held in (self.logprobs, self.prompt) if held is not None)
 
     def take_text(self) -> bytes:
         text, self.text = self.text, bytearray()
@@ -84,7 +86,7 @@ class _Format:
             "id": generation.request_id,
             "object": self.kind,
             "created": int(time.time()),
-            "model": model.name,
+            "model": self._asked.model,
             "system_fingerprint": f"kvforge-{model.manifest.checkpoint_sha256[:12]}",
         }
         self._head = head
@@ -98,13 +100,18 @@ class _Format:
         choice = self._choices.get(delta.index)
         if choice is None:
             shown = self._asked.logprobs is not None and not self._asked.silent
-            logprobs = self._new_logprobs() if shown else None
-            choice = self._choices[delta.index] = Choice(logprobs)
+            logprobs = self._new_logprobs(delta.index) if shown else None
+            apart = self._asked.prompt_logprobs is not None and not self._asked.echoes_logprobs
+            choice = self._choices[delta.index] = Choice(logprobs, PromptLogprobs(self._bytes) if apart else None)
         before = choice.num_bytes
         choice.text += dumps(delta.text)[1:-1].encode()
         if self._asked.kept and delta.logprobs is not None:
             choice.num_tokens += len(delta.logprobs)
             choice.logprob += sum(entry.logprob for entry in delta.logprobs)
+        if delta.prompt is not None:
+            place = choice.logprobs if choice.prompt is None else choice.prompt
+            assert place is not None
+            place.add(delta.prompt)
         if choice.logprobs is not None and delta.logprobs is not None:
             choice.logprobs.add(delta.logprobs)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
@@ -122,8 +129,19 @@ class _Format:
             yield from self._content(index, choice.take_text())
             yield b',"logprobs":'
             yield from choice.take_logprobs()
+            yield from self._of_prompt(choice)
             yield b"," + choice.end() + b"}"
-        yield f'],"usage":{dumps(usage)}}}'.encode()
+        yield b"]"
+        yield from self._of_first_prompt()
+        yield f',"usage":{dumps(usage)}}}'.encode()
+
+    def _of_prompt(self, choice: Choice) -> Parts:
+        """What a choice says of its prompt."""
+        return iter(())
+
+    def _of_first_prompt(self) -> Parts:
+        """What the answer says of it beside its choices."""
+        return iter(())
 
     def _returned(self) -> list[int]:
         """The choices to return: all, or of each prompt those with the highest mean log-probability."""
@@ -157,7 +175,7 @@ class _Format:
     def _content(self, index: int, text: bytes) -> Parts:
         raise NotImplementedError
 
-    def _new_logprobs(self) -> Logprobs:
+    def _new_logprobs(self, index: int) -> Logprobs:
         raise NotImplementedError
 
     def _event(self, index: int, content: bytes, logprobs: Parts, end: bytes | None) -> bytes:
@@ -187,8 +205,16 @@ class CompletionFormat(_Format):
     def _content(self, index: int, text: bytes) -> Parts:
         yield from (b'"text":"', self._echo(index), text, b'"')
 
-    def _new_logprobs(self) -> Logprobs:
-        return CompletionLogprobs(self._bytes)
+    def _new_logprobs(self, index: int) -> Logprobs:
+        logprobs = CompletionLogprobs(self._bytes)
+        if self._asked.echoes_logprobs:
+            logprobs.add_first(memoryview(self._asked.prompts[index // self._asked.n]).cast("i")[0])
+        return logprobs
+
+    def _of_prompt(self, choice: Choice) -> Parts:
+        if choice.prompt is not None:
+            yield b',"prompt_logprobs":'
+            yield from choice.prompt.take()
 
     def _echo(self, index: int) -> bytes:
         return self._asked.echoes[index // self._asked.n] if self._asked.echoes else b""
@@ -226,8 +252,14 @@ class ChatFormat(_Format):
     def _content(self, index: int, text: bytes) -> Parts:
         yield from (b'"message":{"role":"assistant","content":"', text, b'","refusal":null}')
 
-    def _new_logprobs(self) -> Logprobs:
+    def _new_logprobs(self, index: int) -> Logprobs:
         return ChatLogprobs(self._bytes)
+
+    def _of_first_prompt(self) -> Parts:
+        prompt = self._choices[0].prompt
+        if prompt is not None:
+            yield b',"prompt_logprobs":'
+            yield from prompt.take()
 
 
 def plain_stop(reason: Any) -> Any:

@@ -74,7 +74,7 @@ class ResponsesFormat:
             "id": generation.request_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": generation.model.name,
+            "model": generation.asked.model,
             "background": False,
             "error": None,
             "max_tool_calls": None,

@@ -107,7 +107,7 @@ class TaggedCall(CallSteps):
             if not self._held:
                 return False
             self._held = self._held.removeprefix("\n")
-        elif self._literal(self._tags.value[0]) == "":
+        elif self._tags.value[0] and self._literal(self._tags.value[0]) == "":
             return False
         return self._go(self._value)
 

@@ -11,6 +11,7 @@ from kvforge.gateway.grammar_format import GrammarFormat, Mark, Speller
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.schema_relaxing import hoisted, target, with_definitions
 from kvforge.gateway.tagged_call import TaggedCall, Tags
+from kvforge.gateway.text_patterns import KEYWORDS, text_terms
 from kvforge.gateway.tool_format import quoted, with_whitespace
 
 _GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
@@ -30,15 +31,18 @@ class TaggedFormat(GrammarFormat):
         return TaggedCall(self.tags.marked(mark), asked.types, mark(self.notation.closes))
 
     def unguided(self, function: Function) -> Collection[str]:
-        """As ToolFormat: what is said of texts, and of arguments together."""
+        """As ToolFormat: what is said of arguments together, and of texts where it is no expression of a grammar."""
         schema = function.parameters
         found = set(schema) - _GUIDED
         if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
             found.add("additionalProperties")
         properties = schema.get("properties", {})
-        found |= {"required"} if set(schema.get("required", ())) - {k for k in properties if _can_be_said(k)} else set()
+        said = {key for key in properties if self._can_be_said(key)}
+        found |= {"required"} if set(schema.get("required", ())) - said else set()
         for part in (_named(part, schema) for part in properties.values()):
-            if _is_text(part, schema) and not _is_any_text(part):
+            if _is_only_text(part):
+                found |= text_terms(part)[1]
+            elif _is_text(part, schema) and not _is_any_text(part):
                 found |= part.keys() - {"type"}
         return found
 
@@ -49,7 +53,7 @@ class TaggedFormat(GrammarFormat):
         found: list[str] = []
         parts: list[str] = []
         for key, part in schema.get("properties", {}).items():
-            if part is False or not _can_be_said(key):
+            if part is False or not self._can_be_said(key):
                 continue
             rule = f"{name}_{len(parts)}"
             parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
@@ -57,6 +61,9 @@ class TaggedFormat(GrammarFormat):
             said = _named(function.parameters["properties"][key], function.parameters)
             if choices := _texts(said):
                 value = f"({' | '.join(map(quoted, choices))}) {spell(self._closes)}"
+            elif _is_only_text(said) and (terms := text_terms(said)[0]):
+                value, needed = spell.text_before(f"{rule}_text", self._closes, terms)
+                found += needed
             elif _is_text(said, function.parameters):
                 value = spell.text_before("ended", self._closes)[0]
             else:
@@ -73,21 +80,26 @@ class TaggedFormat(GrammarFormat):
         """As GrammarFormat: an argument that no schema speaks of, and the end of a text."""
         ended, rules = spell.text_before("ended", self._closes)
         key, rest = spell(self.tags.key[0]), spell(self.tags.key[1] + self._opens)
-        return [f'other: {key} /[^<>\\n]+/ {rest} {ended} "\\n"', *rules]
+        name = "[^" + "".join(sorted(self._not_in_names)).replace("\n", r"\n") + "]+"
+        return [f'other: {key} /{name}/ {rest} {ended} "\\n"', *rules]
 
     @property
     def _opens(self) -> str:
         """What stands between the name of an argument and its value."""
-        return "\n" + self.tags.value[0]
+        return "\n" + self.tags.value[0] if self.tags.breaks or self.tags.value[0] else ""
+
+    @property
+    def _not_in_names(self) -> set[str]:
+        """Letters that no guided argument has in its name."""
+        return {*"<>\n", *('"' if '"' in self.tags.key[1] else "")}
+
+    def _can_be_said(self, key: str) -> bool:
+        return bool(key) and not {*key} & self._not_in_names
 
     @property
     def _closes(self) -> str:
         """What stands behind a value."""
         return ("\n" if self.tags.breaks else "") + self.tags.value[1]
-
-
-def _can_be_said(key: str) -> bool:
-    return bool(key) and not {*key} & {*"<>\n"}
 
 
 def _named(part: Any, schema: Any) -> Any:
@@ -110,6 +122,11 @@ def _texts(part: Any) -> list[str]:
 def _is_text(part: Any, schema: Any) -> bool:
     """Whether a value may be written without quotation marks, and so as anything."""
     return bool(types_of(part, schema, MAX_DEPTH) & TEXT) and not _texts(part)
+
+
+def _is_only_text(part: Any) -> bool:
+    """Whether a schema allows texts only, and says of them what expressions can say."""
+    return isinstance(part, dict) and part.get("type") == "string" and part.keys() <= {"type", *KEYWORDS}
 
 
 def _is_any_text(part: Any) -> bool:

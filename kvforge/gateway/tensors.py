@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,13 +16,14 @@ from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, KEEP_END_TOKE
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
 LOGPROB_OUTPUTS = ("output_log_probs", "top_log_probs_ids", "top_log_probs")
+PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_log_probs_ranks", "prompt_top_log_probs_ids", "prompt_top_log_probs")
 _NO_END = -1
 
 
 @dataclass(frozen=True)
 class ResponseTokens:
     """What one response says of a sequence. `log_probs` has a number per token where asked for; `top_ids`, `top` have
-    `k` entries per token, as they came: an id below 0 is none.
+    `k` entries per token, as they came: an id below 0 is none. `prompt` are the PROMPT_OUTPUTS, where they are there.
 
     Finish reason ERROR: the request failed, `stop_reason` has the outcome and the message.
     """
@@ -35,16 +36,34 @@ class ResponseTokens:
     finish_reason: str | None = None
     stop_reason: Any = None
     reused_blocks: int | None = None
+    prompt: tuple[Sequence[Any], ...] = ()
 
     def logprobs(self, start: int, end: int) -> list[TokenLogprobs]:
         """Of the tokens from `start` to before `end`."""
-        k = len(self.top_ids) // max(len(self.token_ids), 1)
-        entries = []
-        for at in range(start, end):
-            pairs = zip(self.top_ids[at * k : (at + 1) * k], self.top[at * k : (at + 1) * k], strict=True)
-            top = {token: value for token, value in pairs if token >= 0}
-            entries.append(TokenLogprobs(self.token_ids[at], self.log_probs[at], 0, top))
-        return entries
+        tops = _tops(self.top_ids, self.top, len(self.token_ids), start, end)
+        return [
+            TokenLogprobs(self.token_ids[at], self.log_probs[at], 0, top)
+            for at, top in zip(range(start, end), tops, strict=True)
+        ]
+
+    def prompt_logprobs(self, prompt: Sequence[int], start: int, end: int) -> list[TokenLogprobs]:
+        """Of the prompt's tokens from `start`, at least 1, to before `end`."""
+        log_probs, ranks, top_ids, top = self.prompt
+        tops = _tops(top_ids, top, len(log_probs), start - 1, end - 1)
+        return [
+            TokenLogprobs(prompt[at], log_probs[at - 1], ranks[at - 1], top)
+            for at, top in zip(range(start, end), tops, strict=True)
+        ]
+
+
+def _tops(
+    ids: Sequence[int], values: Sequence[float], num_tokens: int, start: int, end: int
+) -> Iterator[dict[int, float]]:
+    """The most probable tokens at each of `num_tokens` places, from `start` to before `end`."""
+    k = len(ids) // max(num_tokens, 1)
+    for at in range(start, end):
+        pairs = zip(ids[at * k : (at + 1) * k], values[at * k : (at + 1) * k], strict=True)
+        yield {token: value for token, value in pairs if token >= 0}
 
 
 def request_template(
@@ -83,6 +102,8 @@ def request_template(
     if params.logprobs is not None:
         outputs += LOGPROB_OUTPUTS if params.logprobs else LOGPROB_OUTPUTS[:1]
         _add(request, "return_log_probs", "BOOL", _one(True, np.bool_))
+    if params.prompt_logprobs is not None:
+        outputs += PROMPT_OUTPUTS
     if cache_stats:
         outputs += ("kv_cache_reused_blocks",)
         _add(request, "return_perf_metrics", "BOOL", _one(True, np.bool_))
@@ -126,6 +147,7 @@ _OPTIONAL: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("presence_penalty", "presence_penalty", "FP32", np.float32, 0.0),
     ("frequency_penalty", "frequency_penalty", "FP32", np.float32, 0.0),
     ("logprobs", "num_top_log_probs", "INT32", np.int32, None),
+    ("prompt_logprobs", "num_prompt_log_probs", "INT32", np.int32, None),
 )
 
 
@@ -169,7 +191,15 @@ def read_response(response: service_pb2.ModelInferResponse) -> ResponseTokens | 
         finish_reason=reason or None,
         stop_reason=json.loads(detail) if detail else None,
         reused_blocks=_int(raw.get("kv_cache_reused_blocks")),
+        prompt=_prompt_numbers(raw),
     )
+
+
+def _prompt_numbers(raw: dict[str, bytes]) -> tuple[Sequence[Any], ...]:
+    if PROMPT_OUTPUTS[0] not in raw:
+        return ()
+    kinds: tuple[Literal["i", "f"], ...] = ("f", "i", "i", "f")
+    return tuple(_numbers(raw, name, kind) for name, kind in zip(PROMPT_OUTPUTS, kinds, strict=True))
 
 
 def _numbers(raw: dict[str, bytes], name: str, kind: Literal["i", "f"]) -> Sequence[Any]:

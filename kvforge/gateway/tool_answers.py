@@ -1,5 +1,6 @@
 """/v1/chat/completions with reasoning and tools: messages and deltas in which they stand beside the content."""
 
+import dataclasses
 import json
 import secrets
 import string
@@ -73,7 +74,7 @@ class ReadChatFormat(ChatFormat):
         self.num_bytes += own.num_bytes - before
         whole = bool(own.calls) and not own.reader.is_cut
         reason = "tool_calls" if delta.finish_reason == "stop" and whole else delta.finish_reason
-        super().add(Delta(delta.index, text, delta.logprobs, reason, delta.stop_reason, delta.more))
+        super().add(dataclasses.replace(delta, text=text, finish_reason=reason))
 
     def _opening_content(self) -> bytes:
         return b'""' if self._asked.calls is None else b"null"

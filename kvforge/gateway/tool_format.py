@@ -8,19 +8,17 @@ from typing import Any
 from kvforge.gateway.call_reader import CallReader, Notation
 from kvforge.gateway.functions import Function
 from kvforge.gateway.parsed_request import Calls
-from kvforge.gateway.written_format import WrittenFormat
+from kvforge.gateway.written_format import TokenOf, WrittenFormat
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.tokenization.conversation import TemplateId, same_id
 
 WHITESPACE = {"x-guidance": {"whitespace_pattern": r" |\r?\n[ \t]{0,32}"}}
 TEXT_RULE = "TEXT: /(.|\\n)*/"
 """Of a grammar: any text."""
 
-TokenOf = Callable[[str], int | None]
-"""The id of a marker that is one token, which no other tokens may write; None where it is plain text."""
 
-
-def _same(call_id: str) -> str:
-    return call_id
+def _same_ids() -> TemplateId:
+    return same_id
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,11 @@ class ToolFormat(WrittenFormat):
 
     Attributes:
         notation: how calls are marked, which is how they are found.
-        template_id: a call's id as the chat template takes it.
+        template_ids: makes, for one conversation, what gives calls their ids as the chat template takes them.
     """
 
     notation: Notation
-    template_id: Callable[[str], str] = _same
+    template_ids: Callable[[], TemplateId] = _same_ids
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -53,25 +51,18 @@ class ToolFormat(WrittenFormat):
         """After the prefix, calls of these functions and nothing else. Raises RequestError."""
         raise NotImplementedError
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
-        """Any text, and in it calls of these functions; before these the tokens `thoughts`, too, which mark reasoning.
-        Raises RequestError."""
+    @property
+    def writes_reasoning(self) -> bool:
+        """Whether guides of free answers say where the reasoning is."""
+        return False
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+        """Any text, and in it calls of these functions. Raises RequestError."""
         raise NotImplementedError
 
     def unguided(self, function: Function) -> Collection[str]:
         """The keywords of the function's schema that the guides of this format do not keep."""
         return ()
-
-
-def after_thoughts(start: str, thoughts: Collection[int]) -> list[str]:
-    """The rules of a grammar whose texts are as `start` says, and of reasoning before them where these tokens mark
-    it. No other rule matches tokens that are no text."""
-    if not thoughts:
-        return [f"start: {start}"]
-    ids = ",".join(map(str, sorted(thoughts)))
-    return [f"start: thoughts ({start})", f"thoughts: (TEXT <[{ids}]>)*"]
 
 
 def quoted(text: str) -> str:

@@ -54,13 +54,11 @@ def tool_use(model: ServedModel, fields: Fields, tools: Tools | None) -> ToolUse
     prefix = written.prefix if tools.forced else ""
     tokens = tuple(sorted(model.marker_tokens(written.markers)))
     calls = Calls(written.name, types, prefix, tools.forced, tools.parallel, tokens)
-    reasoning = model.reasoning_format
-    thoughts = [] if reasoning is None else list(model.marker_tokens(reasoning.markers).values())
 
     def make(functions: Sequence[Function]) -> GuidedDecoding:
         if tools.forced:
             return written.forced(functions, tools.parallel, model.marker_token)
-        return written.free(functions, tools.parallel, model.marker_token, thoughts)
+        return written.free(functions, tools.parallel, model.marker_token)
 
     guide, looser = guides_of_tools(tools.functions, make, written.unguided)
     return ToolUse(calls, guide, "tools" if looser else refused_field(tools.functions), looser)

@@ -3,9 +3,15 @@ a chat template shows which one a model speaks."""
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from kvforge.runtime.requests.reasoning import Mark
+
+TokenOf = Callable[[str], int | None]
+"""The id of a marker that is one token, which no other tokens may write; None where it is plain text."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,15 @@ def formats_in(package: str, folder: Iterable[str]) -> dict[str, Any]:
     """The formats of a package whose path is ``folder``, by name."""
     modules = (importlib.import_module(f"{package}.{entry.name}") for entry in pkgutil.iter_modules(folder))
     return {module.FORMAT.name: module.FORMAT for module in modules}
+
+
+def spelled(text: str, markers: Collection[str], token_of: TokenOf) -> list[Mark]:
+    """A text in pieces: its markers that are tokens, and what stands between them."""
+    tokens = {mark: token for mark in markers if (token := token_of(mark)) is not None}
+    if not tokens:
+        return [text] if text else []
+    parts = re.split("(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")", text)
+    return [tokens.get(part, part) for part in parts if part]
 
 
 def the_recognised(known: Mapping[str, Format], template: str) -> Format | None:

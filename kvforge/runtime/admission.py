@@ -9,6 +9,7 @@ import numpy as np
 from kvforge.runtime import request_check
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.runtime.requests.sequence import Request, RequestMetrics, Sequence
 from kvforge.runtime.text.stop import Stopper
 from kvforge.runtime.text.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ def check_request(
     stop_ids = request_check.stop_ids(params, config)
     bad_words = request_check.bad_word_ids(params, config, tokenizer)
     request_check.check_stop_strings(params, tokenizer)
+    request_check.check_prompt_logprobs(len(prompt), params, config)
     return CheckedRequest(prompt, max_length, stop_ids, bad_words)
 
 
@@ -48,12 +50,14 @@ def new_request(
     """Return a request that arrives now, the ``arrival``-th, with its ``params.n`` sequences, whose ``sampling`` is
     left to the engine."""
     metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
+    scores = None if params.prompt_logprobs is None else PromptScores(len(checked.prompt), params.prompt_logprobs)
     request, prompt = Request(request_id, params, metrics), checked.prompt
     ids = prompt.tolist()
     for index in range(params.n):
         order = (params.priority, arrival, index)
         sequence = Sequence(request_id, index, order, prompt, params, checked.max_length, metrics)
         sequence.siblings, sequence.stop_ids = request.sequences, checked.stop_ids
+        sequence.prompt_scores = scores
         if params.stop or params.stop_words_ids:
             sequence.stopper = Stopper(params, tokenizer, ids)
         request.sequences.append(sequence)

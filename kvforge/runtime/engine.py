@@ -20,7 +20,7 @@ from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
-from kvforge.runtime.sampling.sampler import SampledTokens, sample
+from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens, sample
 from kvforge.runtime.sampling.state import RequestSampling
 from kvforge.runtime.scheduling.deadlines import Deadlines
 from kvforge.runtime.scheduling.invariants import check_invariants
@@ -195,9 +195,12 @@ class LLMEngine:
         self.guides.begin_sampling()
         if self._listener is not None:
             self._listener(Work("sample", len(logits)))
-        if plan.drafts:
-            return self.verifier.sample(plan, logits, self.drafting.probs)
-        return sample(logits, plan.survivors)
+        survivors = plan.survivors
+        sampled = self.verifier.sample(plan, logits, self.drafting.probs) if plan.drafts else sample(logits, survivors)
+        for row, sequence in enumerate(survivors):
+            if sequence.prompt_scores is not None and not sequence.prompt_scores.is_finite:
+                sampled.errors.setdefault(row, NOT_FINITE)
+        return sampled
 
     def _failed(self, plan: Schedule, error: BaseException) -> list[SequenceOutput]:
         let_end(error)
@@ -291,6 +294,8 @@ class LLMEngine:
                 outputs[sequence] = output
             else:
                 output.new_token_ids.append(token)
+            if sequence.num_generated == 1:
+                output.prompt_scores = sequence.prompt_scores
             if row in logprobs:
                 output.logprobs = [*(output.logprobs or ()), logprobs[row]]
             if row in logits:

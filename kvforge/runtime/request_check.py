@@ -122,6 +122,27 @@ def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> N
         raise RequestError("stop needs a tokenizer and this engine has none; give stop_words_ids.")
 
 
+def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config: RuntimeConfig) -> None:
+    """Raise RequestError if log-probabilities of the prompt are asked for, and this engine does not compute all of it,
+    or not as it would without them."""
+    if params.prompt_logprobs is None:
+        return
+    if params.prompt_logprobs > config.vocab_size:
+        raise RequestError(
+            f"prompt_logprobs is {params.prompt_logprobs}, but the model has {config.vocab_size} tokens; lower it."
+        )
+    reason = None
+    change = config.kv_policy.next_transition(num_prompt_tokens, 0)
+    if config.exact_tokens is not None:
+        reason = "an auxiliary model predicts the cache of prompts in the model's place"
+    elif config.has_observers:
+        reason = f"the KV policy {config.kv_policy} counts the attention of all that goes past the cut"
+    elif change is not None and change < num_prompt_tokens - 1:
+        reason = f"the KV policy {config.kv_policy} changes the cache before the prompt's end"
+    if reason is not None:
+        raise RequestError(f"prompt_logprobs cannot be given, because {reason}; use an engine without it.")
+
+
 def _check_words(name: str, words: Collection[SequenceOf[int]], config: RuntimeConfig) -> None:
     _check_ids(name, tuple(chain.from_iterable(words)), config)
     longest = max(map(len, words), default=0)

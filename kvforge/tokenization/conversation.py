@@ -54,7 +54,12 @@ class TemplateRefusal(FieldError):
         self.field, self.what = "messages", sentence
 
 
-def same_id(call_id: str) -> str:
+TemplateId = Callable[[str, str | None], str]
+"""The id of a call as a template takes it, from the id and the function's name; from the id alone where a result has
+it. One for each conversation: it may remember what it was asked."""
+
+
+def same_id(call_id: str, name: str | None = None) -> str:
     """The id of a call where a template takes it as it is."""
     return call_id
 
@@ -66,7 +71,7 @@ def render_conversation(
     arguments: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    template_id: Callable[[str], str] = same_id,
+    template_id: TemplateId = same_id,
 ) -> str:
     """Return the text of ``messages``, to be encoded without further special tokens.
 
@@ -74,7 +79,7 @@ def render_conversation(
         messages: {"role", "content"} and what else OpenAI's messages have; content is text or a list of text parts.
         tools, arguments: as for ``ChatTemplate.render``; the arguments are checked already.
         continue_final_message: end where the last message's content ends, so that it is continued.
-        template_id: a call's id as the template takes it.
+        template_id: a call's id as the template takes it, of this conversation.
 
     Raises:
         FieldError: a message cannot be used, or the template refuses the conversation.
@@ -139,14 +144,14 @@ def check_is_read(field: str, name: str, template: ChatTemplate, tools: Sequence
         raise FieldError(field, f"is not read by the model's chat template{which}; leave it out")
 
 
-def checked_messages(value: Any, template_id: Callable[[str], str] = same_id) -> list[dict[str, Any]]:
+def checked_messages(value: Any, template_id: TemplateId = same_id) -> list[dict[str, Any]]:
     """Return messages as templates read them: text contents, calls whose arguments are objects. Raises FieldError."""
     if not isinstance(value, list) or not value:
         raise FieldError("messages", "must be a list of at least one message")
     return [_message(f"messages[{index}]", entry, template_id) for index, entry in enumerate(value)]
 
 
-def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[str, Any]:
+def _message(name: str, entry: Any, template_id: TemplateId) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise FieldError(name, "must be an object with role and content")
     for field in entry:  # of whatever value: a misspelt name must not go unnoticed
@@ -165,7 +170,7 @@ def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[s
         if entry.get(field) is not None:
             if not isinstance(entry[field], str):
                 raise FieldError(f"{name}.{field}", "must be text")
-            message[field] = template_id(entry[field]) if field == "tool_call_id" else entry[field]
+            message[field] = template_id(entry[field], None) if field == "tool_call_id" else entry[field]
     try:
         thought = past_reasoning(entry)
     except ReasoningError as error:
@@ -193,7 +198,7 @@ def _refuse_others(name: str, given: Mapping[str, Any], known: Collection[str]) 
             raise FieldError(f"{name}.{field[:80]}", "is not known; remove it")
 
 
-def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) -> list[dict[str, Any]]:
+def _calls(name: str, entry: dict[str, Any], template_id: TemplateId) -> list[dict[str, Any]]:
     """A message's calls as templates read them: their arguments are objects."""
     given = entry.get("tool_calls") or []
     if not isinstance(given, list) or (given and entry["role"] != "assistant"):
@@ -215,7 +220,7 @@ def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) 
         if arguments is None:
             raise FieldError(f"{name}[{index}].function.arguments", "must be a JSON object as text")
         written = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-        calls.append({"id": template_id(call["id"]), **written} if "id" in call else written)
+        calls.append({"id": template_id(call["id"], function["name"]), **written} if "id" in call else written)
     return calls
 
 

@@ -29,6 +29,8 @@ def check_honoured(params: SamplingParams) -> None:
         raise RequestError(f"draft_token_ids is not offered by {_TARGET}; leave it out.")
     if params.return_logits:
         raise RequestError(f"return_logits is not offered by {_TARGET}; ask for logprobs.")
+    if params.prompt_logprobs is not None:
+        raise RequestError(f"prompt_logprobs is not offered by {_TARGET}; leave it out.")
     if params.retention:
         raise RequestError(f"retention is not offered by {_TARGET}, whose prefix cache keeps what was used last.")
     for name, default in (("top_p_decay", 1.0), ("top_p_min", MIN_TOP_P), ("top_p_reset_id", -1)):

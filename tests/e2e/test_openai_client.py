@@ -8,8 +8,10 @@ from pathlib import Path
 
 import openai
 import pytest
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from kvforge import LLM
+from kvforge.evaluation.lm_harness import EngineLM
 from kvforge.runtime import SamplingParams
 from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving.gateway_process import MODEL, run_gateway
@@ -386,3 +388,48 @@ def test_responses_with_calls(tool_client: openai.OpenAI) -> None:
     with tool_client.responses.stream(**ask) as stream:
         (streamed,) = stream.get_final_response().output
     assert (streamed.name, streamed.arguments) == (item.name, item.arguments)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_prompts_are_those_of_the_engine_offline(
+    client: openai.OpenAI, llm: LLM, stream: bool
+) -> None:
+    """Several times, as a prefix that is kept must not take their place; with text and with token ids."""
+    params = SamplingParams(max_tokens=2, temperature=0.0, logprobs=2, prompt_logprobs=2)
+    prompts = [list(range(5, 5 + length)) for length in (1, 2, 40, 300)]
+    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        ask = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "temperature": 0, "logprobs": 2, "echo": True}
+        for _ in range(2):
+            parts = client.completions.create(**ask, stream=True) if stream else [client.completions.create(**ask)]
+            found = [part.choices[0].logprobs for part in parts if part.choices[0].logprobs]
+            values = [value for each in found for value in each.token_logprobs]
+            entries = [*output.prompt_logprobs, *output.outputs[0].logprobs]
+            assert values[0] is None
+            assert values[1:] == pytest.approx([entry.logprob for entry in entries[1:]])
+
+
+def test_an_evaluation_through_the_api_is_that_of_the_engine(gateway: str, engine_dir: Path) -> None:
+    """lm-evaluation-harness's own client of completions, and its numbers of the same engine in process."""
+    harness = LocalCompletionsAPI(
+        base_url=f"{gateway}/completions",
+        model=MODEL,
+        tokenizer=str(engine_dir / "tokenizer"),
+        tokenized_requests=True,
+        header={"Authorization": "Bearer secret"},
+        batch_size=4,
+        max_length=1000,
+    )
+    engine = EngineLM(engine_dir, max_length=1000, kv_cache_gib=0.125)
+    ids = [([5, 6, 7], [8]), ([9] * 300, [10, 11, 12]), ([40, 41], [42] * 50), ([7], [engine_top(engine, [7])])]
+    requests = [(("", ""), context, continuation) for context, continuation in ids]
+    served = harness._loglikelihood_tokens(requests, disable_tqdm=True)
+    offline = engine._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert [value for value, _ in served] == pytest.approx([value for value, _ in offline])
+    assert [is_top for _, is_top in served] == [is_top for _, is_top in offline]
+    assert served[3][1]
+
+
+def engine_top(engine: EngineLM, prompt: list[int]) -> int:
+    """The token that the engine would generate."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    return engine.llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids[0]

@@ -90,5 +90,12 @@ class _ChannelReader:
 
 
 FORMAT = ReasoningFormat(
-    name="harmony", signs=(_CHANNEL, _MESSAGE), foreign=(), markers=_MARKERS, reader=_ChannelReader
+    name="harmony",
+    signs=(_CHANNEL, _MESSAGE),
+    foreign=(),
+    markers=_MARKERS,
+    reader=_ChannelReader,
+    around=(f"{_CHANNEL}analysis{_MESSAGE}", f"<|end|>{_START}assistant"),
+    content=f"{_CHANNEL}final{_MESSAGE}",
+    repeats=True,
 )

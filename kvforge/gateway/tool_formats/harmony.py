@@ -1,14 +1,15 @@
 """gpt-oss: a call is a message to a function, whose head says the function's name and whose text is the arguments. What
 else the head says is taken off by the format of reasoning, which tells messages apart."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.functions import Function
 from kvforge.gateway.grammar_format import Speller
 from kvforge.gateway.named_format import NamedFormat
-from kvforge.gateway.tool_format import TokenOf, quoted, with_whitespace
+from kvforge.gateway.tool_format import quoted, with_whitespace
+from kvforge.gateway.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -28,9 +29,12 @@ class HarmonyFormat(NamedFormat):
         """As ToolFormat. A turn ends with its call, so that there is one in any case."""
         return self._grammar(["start: one"], functions, Speller(self.marks, token_of))
 
-    def free(
-        self, functions: Sequence[Function], parallel: bool, token_of: TokenOf, thoughts: Collection[int] = ()
-    ) -> GuidedDecoding:
+    @property
+    def writes_reasoning(self) -> bool:
+        """As ToolFormat: a message like others."""
+        return True
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
         """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         channel = spell(_CHANNEL)

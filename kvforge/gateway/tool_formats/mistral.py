@@ -1,7 +1,7 @@
 """Models of Mistral before version 11 of its tokenizer: [TOOL_CALLS] and a list of objects. Their templates take
 ids of calls with nine letters and digits only."""
 
-from kvforge.gateway.call_ids import short_id
+from kvforge.gateway.call_ids import short_ids
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.object_format import ObjectFormat
 
@@ -10,5 +10,5 @@ FORMAT = ObjectFormat(
     signs=("[TOOL_CALLS]",),
     foreign=("[ARGS]", "[CALL_ID]", "<tool_call>"),
     notation=Notation(begins="[TOOL_CALLS]", opens="[", separates=",", closes="]"),
-    template_id=short_id,
+    template_ids=short_ids,
 )

@@ -1,7 +1,7 @@
 """Devstral, Magistral and others from version 11 of their maker's tokenizer on: [TOOL_CALLS], the name, [ARGS] and the
 arguments, for each call. Some of them write an id behind [CALL_ID], in between."""
 
-from kvforge.gateway.call_ids import short_id
+from kvforge.gateway.call_ids import short_ids
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.named_format import NamedFormat
 
@@ -12,7 +12,7 @@ FORMAT = NamedFormat(
     signs=(_BEGINS, _AFTER),
     foreign=(),
     notation=Notation(begins=_BEGINS),
-    template_id=short_id,
+    template_ids=short_ids,
     marks=(_BEGINS, _AFTER, _ID),
     after=_AFTER,
     id_mark=_ID,

@@ -1,12 +1,12 @@
-"""Llama 3.2 and 4 with prompts that ask for a list of calls in Python's notation, perhaps between <|python_start|> and
-<|python_end|>."""
+"""Llama 3.2 and 4, and Gemma 3, with prompts that ask for a list of calls in Python's notation, perhaps between
+<|python_start|> and <|python_end|>."""
 
 from kvforge.gateway.call_reader import Notation
-from kvforge.gateway.python_format import PythonFormat
+from kvforge.gateway.python_format import PythonListFormat
 
 _MARKS = ("<|python_start|>", "<|python_end|>")
 
-FORMAT = PythonFormat(
+FORMAT = PythonListFormat(
     name="pythonic",
     signs=("[func_name1(",),
     foreign=("<tool_call>", "[TOOL_CALLS]"),

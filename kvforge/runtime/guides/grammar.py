@@ -15,12 +15,15 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.guides.reasoning_grammar import grammar_behind
+from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
+from kvforge.runtime.requests.reasoning import parts_of
 
 MAX_RULES = 1000
 MAX_REFERENCES = 500
 MAX_REMAINDERS = 10_000
 _EMBEDDED = "%json"
+_UNFORCED = "unforced"
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"
 """Between JSON's tokens: a space, or a line's end and an indentation. A model in doubt would fill pages with more."""
@@ -48,6 +51,9 @@ def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str
             return LLMatcher.grammar_from_lark(any_to_lark(guide))
         except RecursionError:
             raise RequestError("the ebnf_grammar is nested too deeply; flatten it.") from None
+    if guided.kind == AFTER_REASONING:
+        reasoning, inner = parts_of(guided)
+        return LLMatcher.grammar_from_lark(grammar_behind(reasoning, grammar_of(inner, is_special)))
     return _tag_grammar(_parsed(guided.kind, guide), is_special)
 
 
@@ -67,8 +73,13 @@ def without_forcing(grammar: str) -> str:
     an added token are that token, which its parser then refuses, as the token is no text.
     """
     inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    root = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @guide\n'}
+    root = {"name": _UNFORCED, "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @guide\n'}
     return json.dumps({"grammars": [root, {**inner[0], "name": "guide"}]})
+
+
+def is_unforced(grammar: str) -> bool:
+    """Whether a grammar is one of ``without_forcing``."""
+    return grammar.startswith("{") and json.loads(grammar)["grammars"][0].get("name") == _UNFORCED
 
 
 def _json_grammar(schema: Any) -> str:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.guides.grammar import grammar_of, names_one_of, without_forcing
+from kvforge.runtime.guides.grammar import grammar_of, is_unforced, names_one_of, without_forcing
 from kvforge.runtime.guides.limits import MAX_TRIAL_STEP_S, tiers
 from kvforge.runtime.guides.matchers import make_matcher
+from kvforge.runtime.guides.messages import message_of
 from kvforge.runtime.guides.trial import try_out
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
+from kvforge.runtime.requests.reasoning import parts_of
 
 
 def judged(
@@ -19,9 +21,12 @@ def judged(
     ``no_text`` are the tokens that llguidance does not take for the text that they are written with.
 
     The narrow limits do where no walk runs into them, and where wider ones let nothing more pass quickly: such a guide
-    may give up in the midst of a text.
+    may give up in the midst of a text. What follows reasoning is judged by itself, as walks would seldom come to it.
     """
     try:
+        if guided.kind == AFTER_REASONING:
+            inner = judged(parts_of(guided)[1], vocabulary, is_special, no_text)
+            return _behind_reasoning(inner, _grammar(guided, is_special), vocabulary)
         grammar = _grammar(guided, is_special)
     except RequestError as error:
         return Verdict(refusal=str(error))
@@ -42,6 +47,19 @@ def judged(
     if problem is not None:
         return Verdict(refusal=f"the guide of {guided.kind} cannot be used: {problem}.")
     return Verdict(grammar, narrow)
+
+
+def _behind_reasoning(inner: Verdict, grammar: str, vocabulary: Any) -> Verdict:
+    """The verdict on a grammar of reasoning, which is quick at each token, and of what follows it, whose verdict is
+    ``inner``."""
+    grammar_of_inner, limits = inner.accepted()
+    grammar = without_forcing(grammar) if is_unforced(grammar_of_inner) else grammar
+    matcher = make_matcher(vocabulary, grammar, limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return Verdict(refusal=f"the guide of {AFTER_REASONING} cannot be used: {message_of(matcher)}.")
+    return Verdict(grammar, limits)
 
 
 def _grammar(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str:

@@ -7,19 +7,24 @@ from typing import Any, Literal, get_args
 
 from kvforge.common.errors import RequestError
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "after_reasoning"]
 KINDS: tuple[str, ...] = get_args(GuideKind)
+AFTER_REASONING: GuideKind = "after_reasoning"
 MAX_GUIDE_BYTES = 64 * 1024
+MAX_OUTER_BYTES = 2 * MAX_GUIDE_BYTES + 4096
+"""Of a guide that holds another one, as JSON text."""
 
 
 @dataclass(frozen=True)
 class GuidedDecoding:
-    """Every generated text is of this form, in TensorRT-LLM's guide types (docs/sampling.md says what each takes).
+    """Every generated text is of this form, in TensorRT-LLM's guide types and one more (docs/sampling.md says what each
+    takes).
 
     Attributes:
-        kind: "json" (any JSON object), "json_schema", "regex", "ebnf_grammar" or "structural_tag".
-        guide: the schema, expression, grammar or tag as text of at most 64 KiB; schemas and tags may be given as
-            JSON data. "json" has none.
+        kind: "json" (any JSON object), "json_schema", "regex", "ebnf_grammar" or "structural_tag"; or
+            "after_reasoning", which holds one of these.
+        guide: the schema, expression, grammar or tag as text of at most 64 KiB; what is JSON may be given as data.
+            "json" has none.
 
     Raises:
         RequestError: the kind is unknown, or its guide is missing, too long or not text.
@@ -48,7 +53,7 @@ class GuidedDecoding:
 
 
 def _as_text(kind: str, guide: Any) -> str | None:
-    if kind in ("json_schema", "structural_tag") and isinstance(guide, (Mapping, bool)):
+    if kind in ("json_schema", "structural_tag", AFTER_REASONING) and isinstance(guide, (Mapping, bool)):
         try:
             guide = json.dumps(guide, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
@@ -65,6 +70,7 @@ def _as_text(kind: str, guide: Any) -> str | None:
         size = len(guide.encode())
     except UnicodeEncodeError:
         raise RequestError(f"the guide of {kind} is not Unicode text; give UTF-8 text.") from None
-    if size > MAX_GUIDE_BYTES:
-        raise RequestError(f"the guide of {kind} has {size} bytes; give at most {MAX_GUIDE_BYTES}.")
+    maximum = MAX_OUTER_BYTES if kind == AFTER_REASONING else MAX_GUIDE_BYTES
+    if size > maximum:
+        raise RequestError(f"the guide of {kind} has {size} bytes; give at most {maximum}.")
     return guide

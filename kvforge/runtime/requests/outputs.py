@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
 
 NO_TOKEN_LEFT = "bias, bad words and guide leave no token to generate; relax them"
@@ -24,6 +25,18 @@ class TokenLogprobs:
     top: dict[int, float]
 
 
+def prompt_logprobs(scores: PromptScores, prompt_token_ids: list[int]) -> list[TokenLogprobs | None]:
+    """Return an entry for each token of the prompt, None for the first, which nothing comes before."""
+    columns = (column.tolist() for column in (scores.logprobs, scores.ranks, scores.top_ids, scores.top))
+    return [
+        None,
+        *(
+            TokenLogprobs(token, logprob, rank, dict(zip(ids, values, strict=True)))
+            for token, logprob, rank, ids, values in zip(prompt_token_ids[1:], *columns, strict=True)
+        ),
+    ]
+
+
 @dataclass(slots=True)
 class SequenceOutput:
     """News of one sequence after a step.
@@ -31,7 +44,8 @@ class SequenceOutput:
     ``stop_reason`` is the stop string, stop token id or stop word that ended it, "deadline" for a passed
     deadline, the error's message for "error", and None for end of text. The token that ends a sequence is in
     ``new_token_ids`` also where it is not part of the text. ``metrics`` is the request's, shared and live.
-    ``logits`` are the model's own behind each new token, [vocab_size] float32, if asked for.
+    ``logits`` are the model's own behind each new token, [vocab_size] float32, if asked for. ``prompt_scores`` come
+    with the first token, if asked for.
     """
 
     request_id: str
@@ -43,6 +57,7 @@ class SequenceOutput:
     stop_reason: int | str | tuple[int, ...] | None = None
     metrics: RequestMetrics | None = None
     logits: list[np.ndarray] | None = None
+    prompt_scores: PromptScores | None = None
 
 
 @dataclass
@@ -62,7 +77,11 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request with all its sequences, finished or (when streamed) still growing."""
+    """A request with all its sequences, finished or (when streamed) still growing.
+
+    ``prompt_logprobs`` has an entry for each token of the prompt, if asked for: None for the first; None as a whole
+    until they are computed.
+    """
 
     request_id: str
     prompt: str | None
@@ -70,3 +89,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -80,8 +80,8 @@ class SamplingParams:
         draft_token_ids: a guess of the first generated tokens, verified in the first generation step.
         retention: (start, end, priority) of ranges of prompt tokens: pages of a higher priority, 0 to 100, stay
             longer in the prefix cache; others have 35, and an end of -1 is the prompt's.
-        prompt_logprobs: not offered, must be None: log-probabilities are computed for generated tokens only. Those of
-            given texts: ``kvforge.runtime.scoring``.
+        prompt_logprobs: the same of the prompt's own tokens, all but the first. All of the prompt goes past the cut
+            then, and nothing of it comes of the prefix cache.
 
     Lists are bounded, see ``kvforge.runtime.requests.checks``; of equal entries of stop and bad words one is kept.
 
@@ -136,10 +136,6 @@ class SamplingParams:
         check_flag("return_logits", self.return_logits)
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens; lower it.")
-        if self.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs is not offered, because log-probabilities are those of generated tokens; leave it out."
-            )
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, checked_texts(name, getattr(self, name)))
         for name in ("stop_words_ids", "bad_words_ids"):
@@ -180,7 +176,7 @@ _LISTS = {
     "draft_token_ids": MAX_DRAFT_TOKENS,
     "retention": MAX_RANGES,
 }
-_OPTIONAL = ("seed", "logprobs", "deadline_s")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "deadline_s")
 _INTEGERS = {
     **INTEGERS_OF_SAMPLING,
     "n": (1, MAX_SEQUENCES),
@@ -189,6 +185,7 @@ _INTEGERS = {
     "top_p_reset_id": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
     "priority": (-(2**63), 2**63 - 1),
 }
 _NUMBERS: dict[str, tuple[float, float, bool]] = {

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvforge.common.exact_intervals import Intervals
 from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.prompt_scores import PromptScores
 
 NEVER = 2**62
 """More tokens than there are."""
@@ -83,6 +84,7 @@ class Sequence:
         "pages",
         "params",
         "prompt_done",
+        "prompt_scores",
         "request_id",
         "sampling",
         "siblings",
@@ -127,6 +129,8 @@ class Sequence:
         """The longest prefix, in pages, that it put off its admission for."""
         self.prompt_done = False
         """The prompt was computed once (a preemption does not undo this)."""
+        self.prompt_scores: PromptScores | None = None
+        """Where log-probabilities of the prompt are asked for; its siblings have the same."""
         self.siblings: list[Sequence] = [self]
         """All sequences of the request, itself included; the first one computes the prompt."""
         self.pages: list[int] = []
@@ -161,9 +165,12 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose K,V may be another sequence's: all but the last, none after a transition, and no more than the
-        policy says."""
-        return min(self.length - 1, self.first_transition - 1, self.max_reusable)
+        """Tokens whose K,V may be another sequence's: all but the last, none after a transition, no more than the
+        policy says, and none of a prompt that log-probabilities are still to be computed of."""
+        known = NEVER
+        if self.prompt_scores is not None and self.prompt_scores.num_done < len(self.prompt_scores):
+            known = self.prompt_scores.num_done
+        return min(self.length - 1, self.first_transition - 1, self.max_reusable, known)
 
     @property
     def is_predicting(self) -> bool:

@@ -13,6 +13,7 @@ from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExits
 from kvforge.runtime.step.prediction import Prediction
 from kvforge.runtime.step.probe import probe_steps
+from kvforge.runtime.step.prompt_rows import score_prompts
 from kvforge.runtime.step.self_draft import SelfDraft
 from kvforge.runtime.step.work import Kind, Work, WorkListener, token_units, units_of, variant_of
 
@@ -127,9 +128,10 @@ class Runner:
             if not plan.sequences:
                 return None
         batch = self._builder.build(plan, slots)
-        if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
-            return self.run_batch(batch)
         hidden = self._lower(batch)
+        score_prompts(hidden, plan, batch, self._config.max_num_survivors, self._upper_of_prompt)
+        if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
+            return self._survivors_logits(hidden, batch)
         if self._exits is not None:
             return self._exits.logits(hidden, plan, batch, self._upper)
         return self._upper(self.self_draft.run(hidden, plan, batch, slots, self.pools))
@@ -138,9 +140,12 @@ class Runner:
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
         """Compute a step; returns logits [R, vocab] of its survivors that logits are asked for, None if R is 0."""
         self._hidden = self._lower(batch)
+        return self._survivors_logits(self._hidden, batch)
+
+    def _survivors_logits(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor | None:
         if not batch.num_survivors:
             return None
-        logits = self._upper(batch.upper(self._hidden))
+        logits = self._upper(batch.upper(hidden))
         if batch.logit_rows is None:
             return logits
         return logits[batch.logit_rows] if len(batch.logit_rows) else None
@@ -148,6 +153,14 @@ class Runner:
     def _lower(self, batch: StepBatch) -> torch.Tensor:
         self.num_lower_calls += 1
         return self._session.lower(batch.lower, self.pools)
+
+    def _upper_of_prompt(self, step: UpperStep) -> torch.Tensor:
+        """As ``_upper``, for rows of one sequence that are besides what the step's plan says."""
+        if self._listener is not None:
+            num_rows = len(step.positions)
+            units = units_of(num_rows, num_rows * int(step.kv_length), self._session.manifest)
+            self._listener(Work("prefill", units))
+        return self._upper(step)
 
     def _upper(self, step: UpperStep) -> torch.Tensor:
         self.num_upper_calls += 1

@@ -1,6 +1,6 @@
 """A request's output as its tokens come."""
 
-from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput
+from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput, prompt_logprobs
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.prompts import ChatPrompt, Prompt
 from kvforge.runtime.text.stream import TextStream
@@ -34,6 +34,8 @@ class GrowingOutput:
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
         if output.logits is not None:
             completion.logits = [*(completion.logits or ()), *output.logits]
+        if output.prompt_scores is not None and self.output.prompt_logprobs is None:
+            self.output.prompt_logprobs = prompt_logprobs(output.prompt_scores, self.output.prompt_token_ids)
         if self._streams is not None:
             completion.text += self._streams[output.index].push(output)
         self.output.metrics = output.metrics
@@ -65,5 +67,6 @@ class GrowingOutput:
             for c in output.outputs
         ]
         return RequestOutput(
-            output.request_id, output.prompt, output.prompt_token_ids, copies, output.finished, output.metrics
-        )
+            output.request_id, output.prompt, output.prompt_token_ids, copies, output.finished, output.metrics,
+            output.prompt_logprobs,
+        )  # fmt: skip

@@ -47,6 +47,7 @@ SUPPORTED = frozenset(
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
         "guided_decoding_guide_type", "guided_decoding_guide", "stop_strings", "num_top_log_probs", "min_p",
+        "num_prompt_log_probs",
     }
 )  # fmt: skip
 

@@ -32,6 +32,7 @@ TENSORS = {
     "guided_decoding": "guided_decoding_guide",
     "retention": "retention_token_range_starts",
     "return_logits": "return_generation_logits",
+    "prompt_logprobs": "num_prompt_log_probs",
 }
 SCALARS = (
     "temperature", "top_k", "top_p", "top_p_min", "top_p_decay", "top_p_reset_id", "repetition_penalty",
@@ -84,6 +85,9 @@ def sampling_fields(
         params["guided_decoding"] = guide
     if scalar(tensors, "return_generation_logits", row, False):
         params["return_logits"] = True
+    num_of_prompt = _num_log_probs(tensors, row, "num_prompt_log_probs", -1)
+    if num_of_prompt >= 0:
+        params["prompt_logprobs"] = num_of_prompt
     num_top = num_top_log_probs(tensors, row)
     if num_top or scalar(tensors, "return_log_probs", row, False):
         params["logprobs"] = num_top
@@ -98,9 +102,14 @@ def sampling_fields(
 
 def num_top_log_probs(tensors: Tensors, row: int) -> int:
     """How many of the most probable tokens are asked for beside each generated one."""
-    value = scalar(tensors, "num_top_log_probs", row, 0)
-    if not 0 <= value <= MAX_TOP_LOG_PROBS:
-        raise RequestError(f"input tensor 'num_top_log_probs' must be 0 to {MAX_TOP_LOG_PROBS}, not {value}")
+    return _num_log_probs(tensors, row, "num_top_log_probs", 0)
+
+
+def _num_log_probs(tensors: Tensors, row: int, name: str, least: int) -> int:
+    """A number of most probable tokens, ``least`` where it is not given and at least."""
+    value = scalar(tensors, name, row, least)
+    if not least <= value <= MAX_TOP_LOG_PROBS:
+        raise RequestError(f"input tensor '{name}' must be {least} to {MAX_TOP_LOG_PROBS}, not {value}")
     return value
 
 

@@ -8,6 +8,7 @@ A row is [id, index, token_ids, finish_reason | null, extras | null]. The extras
     stop_reason  with a finish reason: SequenceOutput.stop_reason, why for "error" and "abort"
     metrics      with a finish reason, or always where that was asked for: fields of RequestMetrics
     logits       [offset, rows, vocab] of float32 numbers in the message's blob
+    prompt       [offset, rows, k] of a PromptScores there: its four arrays of 4-byte numbers, one after the other
 """
 
 from dataclasses import asdict, dataclass
@@ -15,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from kvforge.runtime.requests.prompt_scores import PromptScores
+
 Row = list[Any]
-_FLOAT_BYTES = 4
+_NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,11 @@ class StepOutput:
     metrics: dict[str, int] | None = None
     logits: np.ndarray | None = None
     ranks: list[int] | None = None
+    prompt_scores: PromptScores | None = None
 
 
 def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = False) -> Row:
-    """The row of a kvforge.runtime.SequenceOutput; its logits go to `blobs`, which begin at `offset`. Metrics come with
+    """The row of a kvforge.runtime.SequenceOutput; its arrays go to `blobs`, which end at `offset`. Metrics come with
     the end of a sequence, and `with_metrics` with every row."""
     extras: dict[str, Any] = {}
     if output.logprobs is not None:
@@ -48,6 +52,10 @@ def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = Fa
         logits = np.stack([np.asarray(row, dtype=np.float32) for row in output.logits])
         extras["logits"] = [offset, *logits.shape]
         blobs.append(logits.tobytes())
+        offset += logits.nbytes
+    if output.prompt_scores is not None:
+        extras["prompt"] = [offset, *output.prompt_scores.top.shape]
+        blobs += [array.tobytes() for array in output.prompt_scores.arrays]
     if output.finished and output.stop_reason is not None:
         extras["stop_reason"] = output.stop_reason
     if (output.finished or with_metrics) and output.metrics is not None:
@@ -62,7 +70,7 @@ def error_row(output: Any, message: str) -> Row:
 
 
 def from_row(row: Row, blob: bytes) -> StepOutput:
-    """The inverse of `to_row`; `logits` [rows, vocab] looks into `blob`."""
+    """The inverse of `to_row`; arrays look into `blob`."""
     engine_id, index, tokens, reason, extras = row
     if not extras:
         return StepOutput(engine_id, index, tokens, reason)
@@ -70,6 +78,7 @@ def from_row(row: Row, blob: bytes) -> StepOutput:
     if "logits" in extras:
         offset, rows, vocab = extras["logits"]
         logits = np.frombuffer(blob, np.float32, rows * vocab, offset).reshape(rows, vocab)
+    scores = PromptScores.from_bytes(blob, *extras["prompt"]) if "prompt" in extras else None
     return StepOutput(
         engine_id,
         index,
@@ -81,9 +90,11 @@ def from_row(row: Row, blob: bytes) -> StepOutput:
         extras.get("metrics"),
         logits,
         extras.get("ranks"),
+        scores,
     )
 
 
-def logits_bytes(output: Any) -> int:
-    """Bytes that the logits of a SequenceOutput take in a message."""
-    return sum(np.size(row) for row in output.logits or ()) * _FLOAT_BYTES
+def blob_bytes(output: Any) -> int:
+    """Bytes that the arrays of a SequenceOutput take in a message."""
+    arrays = output.prompt_scores.arrays if output.prompt_scores is not None else ()
+    return sum(np.size(row) for row in (*(output.logits or ()), *arrays)) * _NUMBER_BYTES

@@ -25,7 +25,7 @@ from kvforge.runtime.speculation.options import add_speculation_options, specula
 from kvforge.serving.engine.allowance import Pulse
 from kvforge.serving.engine.guide_thread import COMPILED, GUIDE, GuideThread
 from kvforge.serving.engine.heartbeat import LOAD_S, Heartbeat
-from kvforge.serving.engine.output_rows import Row, error_row, logits_bytes, to_row
+from kvforge.serving.engine.output_rows import Row, blob_bytes, error_row, to_row
 from kvforge.serving.engine.protocol import METERED, Message, ProtocolError, encode, receive
 from kvforge.serving.logs.request_log import configure
 from kvforge.serving.processes.facts import descendants, kill_all
@@ -45,7 +45,7 @@ VLLM_LOAD_S = 3600.0
 """For weights of many GPUs, and what vLLM compiles for them."""
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib")
 MAX_BLOB_BYTES = 64 << 20
-"""Logits in one message; far below the protocol's limit, which ends the connection."""
+"""Logits and the like in one message; far below the protocol's limit, which ends the connection."""
 
 
 class EngineServer:
@@ -173,21 +173,21 @@ class EngineServer:
             self._send({"op": "stats", "stats": stats})
 
     def _send_outputs(self, engine: Any, outputs: list[Any]) -> None:
-        """In one message, or several where logits make it large."""
+        """In one message, or several where arrays make it large."""
         rows: list[Row] = []
         blobs: list[bytes] = []
         size = 0
         for output in outputs:
-            logits = logits_bytes(output)
-            if logits > MAX_BLOB_BYTES:
+            num_bytes = blob_bytes(output)
+            if num_bytes > MAX_BLOB_BYTES:
                 engine.abort(output.request_id)
-                rows.append(error_row(output, f"the logits of one step have {logits} bytes, over {MAX_BLOB_BYTES}"))
+                rows.append(error_row(output, f"the logits of one step have {num_bytes} bytes, over {MAX_BLOB_BYTES}"))
                 continue
-            if size and size + logits > MAX_BLOB_BYTES:
+            if size and size + num_bytes > MAX_BLOB_BYTES:
                 self._send({"op": "tokens", "outputs": rows}, b"".join(blobs))
                 rows, blobs, size = [], [], 0
             rows.append(to_row(output, blobs, size, output.request_id in self._metered))
-            size += logits
+            size += num_bytes
             if output.finished and output.request_id in self._metered:
                 self._metered[output.request_id] -= 1
                 if not self._metered[output.request_id]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.engine.output_rows import StepOutput
@@ -75,6 +76,8 @@ class ActiveSequence:
     finish_reason: str | None = None
     stop_reason: Any = None
     metrics: dict[str, int] | None = None
+    prompt_scores: PromptScores | None = None
+    """What waits to be sent of the prompt's log-probabilities."""
     reported: bool = False
 
     def __post_init__(self) -> None:
@@ -100,7 +103,8 @@ class Chunk:
     """What one response carries: the sequence's new output, or all of it when not streaming.
 
     `tokens` are those of `new`, with the prompt before them where the answer repeats it; `context` is what the
-    text is decoded after; `num_output_tokens` and `cum_log_prob` are of the sequence up to here.
+    text is decoded after; `num_output_tokens` and `cum_log_prob` are of the sequence up to here. `prompt_scores` come
+    with the first one.
     """
 
     sequence: ActiveSequence
@@ -111,6 +115,7 @@ class Chunk:
     context: list[int]
     end: bool
     final: bool
+    prompt_scores: PromptScores | None = None
 
 
 class ActiveRequest:
@@ -170,6 +175,8 @@ class ActiveRequest:
             sequence.num_generated += len(output.tokens)
             if output.metrics is not None:
                 sequence.metrics = output.metrics
+            if output.prompt_scores is not None:
+                sequence.prompt_scores = output.prompt_scores
             if output.finish_reason is not None:
                 sequence.finish_reason, sequence.stop_reason = output.finish_reason, output.stop_reason
             return sequence.finished or sequence.has_output(self.stream_interval)
@@ -224,6 +231,7 @@ class ActiveRequest:
         """Of what waits of one sequence, which then waits no more."""
         request = sequence.request
         pending, sequence.pending = sequence.pending, Pending(request.num_top_log_probs)
+        scores, sequence.prompt_scores = sequence.prompt_scores, None
         num_tokens = len(pending.tokens)
         if num_tokens and sequence.reported and sequence.ended_by_token and not self.keeps_end:
             num_tokens -= 1
@@ -239,7 +247,7 @@ class ActiveRequest:
             tokens = request.prompt + new.tokens if with_prompt else new.tokens
             yield Chunk(
                 sequence, new, tokens, sequence.cum_log_prob, sequence.num_sent, context,
-                sequence.reported and is_last, final and is_last,
+                sequence.reported and is_last, final and is_last, scores if start == 0 else None,
             )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.response_fields import ERROR, FINISH_REASON, STOP_REASON
 from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage
@@ -36,8 +37,9 @@ DRAFT_METRICS = {
 def chunk_arrays(active: ActiveRequest, chunk: Chunk) -> dict[str, np.ndarray]:
     """Tensors of TensorRT-LLM's contract, each with the batch dimension: for n new tokens of one sequence,
     output_ids [1, 1, n], sequence_length [1, 1], output_log_probs [1, 1, n], cum_log_probs [1, 1],
-    generation_logits [1, 1, n, vocab], top_log_probs and their ids [1, n, k], all others [1, 1]. They come in the order
-    of config.pbtxt, by which some clients read them.
+    generation_logits [1, 1, n, vocab], top_log_probs and their ids [1, n, k], all others [1, 1]; and with the first
+    response, of a prompt of m + 1 tokens, prompt_log_probs and their ranks [1, m], prompt_top_log_probs and their ids
+    [1, m, k]. They come in the order of config.pbtxt, by which some clients read them.
     """
     arrays = {}
     for name, builder in BUILDERS.items():
@@ -139,6 +141,10 @@ def _count(wanted: str, value: Callable[[Chunk], int]) -> Builder:
     return lambda active, chunk: _int32(value(chunk)) if getattr(chunk.sequence.request, wanted) else None
 
 
+def _of_prompt(array: Callable[[PromptScores], np.ndarray]) -> Builder:
+    return lambda active, chunk: None if chunk.prompt_scores is None else array(chunk.prompt_scores)[None]
+
+
 BUILDERS: dict[str, Builder] = {
     "output_ids": lambda active, chunk: np.array(chunk.tokens, dtype=np.int32).reshape(1, 1, -1),
     "sequence_length": lambda active, chunk: _int32(len(chunk.tokens)),
@@ -156,5 +162,9 @@ BUILDERS: dict[str, Builder] = {
     STOP_REASON: _stop_reason,
     "top_log_probs_ids": _top(lambda new: new.top_ids, np.int32),
     "top_log_probs": _top(lambda new: new.top, np.float32),
+    "prompt_log_probs": _of_prompt(lambda scores: scores.logprobs),
+    "prompt_log_probs_ranks": _of_prompt(lambda scores: scores.ranks),
+    "prompt_top_log_probs_ids": _of_prompt(lambda scores: scores.top_ids),
+    "prompt_top_log_probs": _of_prompt(lambda scores: scores.top),
 }
 """In the order of config.pbtxt."""

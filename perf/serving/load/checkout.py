@@ -33,10 +33,12 @@ def serving(checkout: Path, engine: Path, *options: str) -> Iterator[Served]:
     with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            if (found := re.search(r"HTTP (http://[\d.]+:\d+), gRPC ([\d.]+:\d+)", line)) is None:
+            said = ""
+            while "gRPC " not in said and (line := process.stdout.readline()):
+                said += line
+            if (found := re.search(r"HTTP (http://[\d.]+:\d+)\b.*gRPC ([\d.]+:\d+)", said, re.DOTALL)) is None:
                 raise KvforgeError(f"the server of {checkout} did not start; start it by hand to see why.")
-            gateway = re.search(r"OpenAI (http://\S+)", line)
+            gateway = re.search(r"OpenAI (http://\S+)", said)
             yield Served(found[1], found[2], "" if gateway is None else gateway[1], process.pid)
         finally:
             process.terminate()

@@ -31,6 +31,7 @@ def bench(tmp_path: Path, monkeypatch, capsys):
         return measured[-1]
 
     monkeypatch.setattr("kvforge.runtime.loading.load_engine", engine)
+    monkeypatch.setattr("kvforge.commands.bench.engine_of", lambda args, predicts: (args.engine, None))
     monkeypatch.setattr("kvforge.bench.workload.measure", measure_once)
 
     def run(*arguments: str) -> list[str]:
@@ -73,6 +74,7 @@ def test_columns_of_shadowkv(bench, monkeypatch) -> None:
         return LLMEngine(session=FakeShadowSession(), num_pages=64, num_state_pages=32, **options)
 
     monkeypatch.setattr("kvforge.runtime.loading.load_engine", engine)
+    monkeypatch.setattr("kvforge.commands.bench.engine_of", lambda args, predicts: (args.engine, None))
     head, row = bench()
     counts = json.loads(bench("--json")[0])
     assert head.endswith("combined tok/s    chunks  in place") and len(head) == len(row)

@@ -17,6 +17,7 @@ import pytest
 
 from kvforge.cli import main, make_parser
 from kvforge.common.errors import KvforgeError
+from kvforge.foreign_options import ALWAYS_ON
 from kvforge.manifest import load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
 
@@ -40,7 +41,6 @@ CHAT: dict[str, tuple[list[str], ...]] = {
     "--chat-template-kwargs": (['{"a": 1}'], ['{"a": 2}'], ["--chat-template", "DIR/a.jinja"]),
 }  # fmt: skip
 LENGTHS = {"--kv-cache-gib": (["1"], ["2"]), "--max-seq-len": (["100"], ["200"])}
-GATEWAY = ["--openai"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "generate": {
         **SAMPLING, **SPECULATION, **LENGTHS, "--prompt": (["a"], ["b"]), "--chat": ([], None),
@@ -54,18 +54,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **SPECULATION, **LENGTHS, "--address": (["127.0.0.1"], ["127.0.0.2"]),
         **{f"--{name}-port": (["0"], ["7"]) for name in ("http", "grpc", "metrics", "health")},
         **{f"--{name}-address": (["127.0.0.1"], ["127.0.0.2"]) for name in ("http", "grpc", "metrics", "health")},
-        "--openai-address": (["127.0.0.1"], ["127.0.0.2"], GATEWAY),
+        "--openai-address": (["127.0.0.1"], ["127.0.0.2"]),
         "--max-num-seqs": (["2"], ["3"]), "--max-num-tokens": (["9"], ["8"]), "--no-prefix-cache": ([], None),
         "--max-queue-size": (["2"], ["3"]), "--max-request-bytes": (["2000"], ["3000"]),
         "--drain-timeout": (["2"], ["3"]), "--decoupled": ([], None, ["--no-decoupled"]),
         "--stream-interval": (["2"], ["3"]), "--exclude-input-in-output": ([], None), "--wrap-token-ids": ([], None),
-        "--openai": ([], None), "--openai-port": (["0"], ["18765"], GATEWAY),
-        "--api-key-file": (["DIR/a.json"], ["DIR/b.json"], GATEWAY), "--served-model-name": (["a"], ["b"], GATEWAY),
-        "--chat-template": (["DIR/a.jinja"], ["DIR/b.jinja"], GATEWAY),
-        "--tool-call-format": (["hermes"], ["mistral"], GATEWAY), "--no-page": ([], None, GATEWAY),
-        "--reasoning-format": (["think"], ["none"], GATEWAY),
-        "--open-page": ([], None, GATEWAY),
-        **{name: (*SAMPLING[name][:2], GATEWAY) for name in ("--generation-config", "--temperature", "--top-k",
+        "--no-openai": ([], None), "--openai-port": (["0"], ["18765"]),
+        "--api-key-file": (["DIR/a.json"], ["DIR/b.json"]), "--served-model-name": (["a"], ["b"]),
+        "--chat-template": (["DIR/a.jinja"], ["DIR/b.jinja"]),
+        "--tool-call-format": (["hermes"], ["mistral"]), "--no-page": ([], None),
+        "--reasoning-format": (["think"], ["none"]),
+        "--open-page": ([], None), "--cors-origin": (["*"], ["http://a"]),
+        **{f"--{name}": (["20000"], ["30000"]) for name in ("max-body-bytes", "max-answer-bytes", "max-requests",
+           "max-connections", "max-n", "max-prompts", "max-stop")},
+        **{f"--{name}": (["2"], ["3"]) for name in ("request-timeout", "header-timeout", "body-timeout",
+           "write-timeout", "keep-alive")},
+        **{name: SAMPLING[name][:2] for name in ("--generation-config", "--temperature", "--top-k",
            "--top-p", "--min-p", "--repetition-penalty")},
         "--no-restart": ([], None), "--max-restarts": (["2"], ["3"]), "--restart-window": (["2"], ["3"]),
         "--canary-period": (["2"], ["3"]), "--control-apis": ([], None), "--log-file": (["DIR/a.log"], ["DIR/b.log"]),
@@ -80,8 +84,10 @@ BUILDING: dict[str, Any] = {
     "--pipeline-parallel-size": (["1"], ["2"]), "--engine-args": (["{}"], ['{"a": 1}']),
     "--copy-checkpoint": ([], None), "--compute-capabilities": (["8.9"], ["current"]),
 }  # fmt: skip
-"""Of serve, for checkpoints."""
+"""For checkpoints."""
 DISPLAY = {"--help", "--verbose", "--quiet"}
+ELSEWHERE = {"--threads", "--api-key"}
+"""Put into the environment: tests/cpu/common/test_threads.py, test_serve_gateway.py."""
 
 
 class Stop(KvforgeError):
@@ -172,13 +178,14 @@ def declared(command: str) -> set[str]:
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {action.option_strings[-1].replace("--no-decoupled", "--decoupled")
             .replace("--no-exclude-input", "--exclude-input")
-            for action in commands.choices[command]._actions if action.option_strings}  # fmt: skip
+            for action in commands.choices[command]._actions
+            if action.option_strings and action.help is not argparse.SUPPRESS}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_option_is_walked(command: str) -> None:
-    known = {*OPTIONS[command], *DISPLAY, *(BUILDING if command == "serve" else ())}
-    assert declared(command) == known
+    known = {*OPTIONS[command], *DISPLAY, *BUILDING}
+    assert declared(command) - ELSEWHERE == known
 
 
 @pytest.mark.parametrize(("command", "option"), [(c, option) for c, table in OPTIONS.items() for option in table])
@@ -193,9 +200,25 @@ def test_two_values_ask_for_two_things(asked: list[Any], tmp_path: Path, command
     assert first != outcome(asked, tmp_path, command, engine, second)
 
 
+@pytest.mark.parametrize("name", ALWAYS_ON)
+def test_what_is_always_on_may_be_asked_for(asked: list[Any], tmp_path: Path, name: str) -> None:
+    engine = str(tmp_path / "tiny")
+    assert outcome(asked, tmp_path, "serve", engine, [name]) == outcome(asked, tmp_path, "serve", engine, [])
+
+
+def test_what_is_switched_off_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "ENGINE", "--no-prefix-cache", "--enable-prefix-caching"])
+    assert "not allowed with argument --no-prefix-cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "serve"])
 @pytest.mark.parametrize("option", BUILDING)
-def test_options_of_a_build_are_of_another_engine(asked: list[Any], tmp_path: Path, monkeypatch, option: str) -> None:
+def test_options_of_a_build_are_of_another_engine(
+    asked: list[Any], tmp_path: Path, monkeypatch, command: str, option: str
+) -> None:
     one, other = BUILDING[option]
+    prompt = ["--prompt", "x"] if command == "generate" else []
 
     def build(name: Path, options: Any, **more: Any) -> Any:
         asked.append((str(name), options, more.get("revision")))
@@ -206,7 +229,7 @@ def test_options_of_a_build_are_of_another_engine(asked: list[Any], tmp_path: Pa
     for value in (one, other):
         asked.clear()
         arguments = [] if value is None else [option, *value]
-        args = make_parser().parse_args(["serve", "owner/name", *arguments])
+        args = make_parser().parse_args([command, "owner/name", *prompt, *arguments])
         with pytest.raises(Stop):
             args.run(args)
         found.append(repr(asked))
@@ -218,10 +241,12 @@ def test_options_of_a_build_are_of_another_engine(asked: list[Any], tmp_path: Pa
     [
         (["generate", "ENGINE", "--prompt", "x", "--logprobs", "1"], "--logprobs is written by --json"),
         (["generate", "ENGINE", "--prompt", "x", "--system", "x"], "--system is for conversations"),
-        (["serve", "ENGINE", "--openai-port", "0"], "--openai-port is for the OpenAI gateway"),
-        (["serve", "ENGINE", "--temperature", "0"], "--temperature is for the OpenAI gateway"),
-        (["serve", "ENGINE", "--generation-config", "none"], "--generation-config is for the OpenAI gateway"),
+        (["serve", "ENGINE", "--no-openai", "--openai-port", "0"], "--openai-port is for the OpenAI gateway"),
+        (["serve", "ENGINE", "--no-openai", "--temperature", "0"], "--temperature is for the OpenAI gateway"),
+        (["serve", "ENGINE", "--no-decoupled", "--generation-config", "none"], "--generation-config is for the OpenAI"),
+        (["serve", "ENGINE", "--no-openai", "--keep-alive", "3"], "--keep-alive is for the OpenAI gateway"),
         (["serve", "ENGINE", "--page-size", "8"], "--page-size is fixed when building"),
+        (["generate", "ENGINE", "--prompt", "x", "--kv-dtype", "fp8"], "--kv-dtype is fixed when building"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(asked: list[Any], tmp_path: Path, capsys, arguments, says: str) -> None:

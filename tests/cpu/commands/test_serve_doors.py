@@ -68,13 +68,16 @@ def test_each_door_has_an_address_of_its_own(name: str, has_key: bool) -> None:
     assert chosen.open_without_key == ([name] if generates else [])
 
 
-def test_one_line_says_what_listens_where() -> None:
+def test_lines_say_what_listens_where() -> None:
     ports = {"http": 1, "grpc": 2, "metrics": 3, "health": 4, "openai": 5}
     keyed = doors("--openai", "--address", EVERYWHERE, "--grpc-address", EVERYWHERE, has_key=True)
-    assert keyed.listening(ports) == (
-        "HTTP http://127.0.0.1:1, gRPC 0.0.0.0:2 (IPv6 too), metrics http://127.0.0.1:3/metrics, "
-        "health http://0.0.0.0:4/ready, OpenAI http://0.0.0.0:5/v1 (with a key)"
-    )
+    assert keyed.listening(ports) == [
+        "OpenAI http://0.0.0.0:5/v1 (with a key)",
+        "HTTP http://127.0.0.1:1",
+        "gRPC 0.0.0.0:2 (IPv6 too)",
+        "metrics http://127.0.0.1:3/metrics",
+        "health http://0.0.0.0:4/ready",
+    ]
 
 
 @pytest.mark.parametrize("name", ["", *(f"{name}-" for name in PORTS)])
@@ -119,7 +122,7 @@ def test_a_key_without_the_gateway_is_refused(
 ) -> None:
     monkeypatch.setenv("KVFORGE_API_KEY", "secret")
     assert main(["serve", str(tmp_path), *FREE_PORTS]) == 1
-    assert "only the OpenAI gateway has keys: add --openai, or unset it" in capsys.readouterr().err
+    assert "only the OpenAI gateway has keys: leave out --no-openai, or unset it" in capsys.readouterr().err
 
 
 def test_an_empty_key_is_refused_before_anything_starts(
@@ -133,7 +136,7 @@ def test_an_empty_key_is_refused_before_anything_starts(
 
 
 def test_the_gateways_address_is_for_the_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path), "--openai-address", "127.0.0.1"]) == 1
+    assert main(["serve", str(tmp_path), "--no-openai", "--openai-address", "127.0.0.1"]) == 1
     assert "--openai-address is for the OpenAI gateway" in capsys.readouterr().err
 
 
@@ -143,7 +146,9 @@ def test_addresses_that_triton_takes_otherwise_are_said(monkeypatch: pytest.Monk
     except KvforgeError:
         pytest.skip("this machine has no IPv6")
     where = chosen.listening(dict.fromkeys(PORTS, 1))
-    assert where == (
-        "HTTP http://[::]:1 (IPv6 alone), gRPC [::]:1, metrics http://[::]:1/metrics (IPv6 alone), "
-        "health http://[::]:1/ready"
-    )
+    assert where == [
+        "HTTP http://[::]:1 (IPv6 alone)",
+        "gRPC [::]:1",
+        "metrics http://[::]:1/metrics (IPv6 alone)",
+        "health http://[::]:1/ready",
+    ]

@@ -1,6 +1,7 @@
 """What `kvforge serve` says at its start and beside /ready, with a server that is played by a class."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -37,18 +38,18 @@ class FakeSupervisor:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Starts with options; gives the lines that were printed and the answer of /ready."""
     monkeypatch.setattr(supervisor, "Supervisor", FakeSupervisor)
-    monkeypatch.setattr(serve, "_engine", lambda args, predicts: (tmp_path, None))
+    monkeypatch.setattr(serve, "engine_of", lambda args, predicts: (tmp_path, None))
     monkeypatch.setattr(serve, "load_manifest", lambda path: SimpleNamespace(decoupled_mode=None))
     monkeypatch.setattr(serve, "check_speculation", lambda *_: None)
     ready: list[dict[str, Any]] = []
 
     def look(self: FakeSupervisor, announce: Callable[[Any], None], draining: Callable[[], None]) -> None:
         announce(SERVED)
-        line = capsys.readouterr().out
-        url = line.partition("health ")[2].partition("/ready")[0]
+        said = capsys.readouterr().out
+        url = said.partition("health ")[2].partition("/ready")[0]
         with urllib.request.urlopen(f"{url}/ready", timeout=30) as response:
             ready.append(json.load(response))
-        print(line, end="")
+        print(said, end="")
 
     monkeypatch.setattr(FakeSupervisor, "run", look)
 
@@ -59,18 +60,22 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     return start
 
 
-def test_loopback_is_said_in_one_line(started: Callable[..., Any]) -> None:
+def test_each_door_of_loopback_has_a_line(started: Callable[..., Any]) -> None:
     lines, ready = started()
-    assert len(lines) == 1
-    where = "HTTP http://127.0.0.1:1, gRPC 127.0.0.1:2, metrics http://127.0.0.1:3/metrics, health http://127.0.0.1:"
-    assert where in lines[0]
+    assert re.fullmatch(r"kvforge: serving .* as model 'ensemble', after [\d.]+ s \(Ctrl-C stops\)", lines[0])
+    assert lines[1:4] == [
+        "kvforge: HTTP http://127.0.0.1:1",
+        "kvforge: gRPC 127.0.0.1:2",
+        "kvforge: metrics http://127.0.0.1:3/metrics",
+    ]
+    assert lines[4].startswith("kvforge: health http://127.0.0.1:") and len(lines) == 5
     assert ready == {"live": True, "ready": True, "open_without_key": []}
 
 
 def test_doors_that_are_open_without_a_key_are_said_in_another_line(started: Callable[..., Any]) -> None:
     lines, ready = started("--grpc-address", "0.0.0.0")
-    assert len(lines) == 2 and "gRPC 0.0.0.0:2 (IPv6 too)" in lines[0]
-    assert lines[1].startswith("kvforge: warning: gRPC: other machines may generate here without a key")
+    assert lines[2] == "kvforge: gRPC 0.0.0.0:2 (IPv6 too)" and len(lines) == 6
+    assert lines[5].startswith("kvforge: warning: gRPC: other machines may generate here without a key")
     assert ready["open_without_key"] == ["grpc"]
     options = FakeSupervisor.options
     assert [options.address_of(name) for name in ("http", "grpc", "metrics")] == ["127.0.0.1", "0.0.0.0", "127.0.0.1"]

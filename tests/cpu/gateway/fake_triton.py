@@ -53,6 +53,8 @@ class Request:
     parameters: dict[str, Any]
     cancelled: bool = False
     """It was ended by its client, with a `stop` or with its stream."""
+    prompts_sent: set[int] = field(default_factory=set)
+    """Sequences whose response has had what is said of the prompt."""
     broken: bool = False
     """Its stream was cancelled."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -170,6 +172,20 @@ def _read(message: Any) -> Request:
     return Request(message.id, tensors, [output.name for output in message.outputs], parameters)
 
 
+def _of_prompt(request: Request) -> dict[str, bytes]:
+    """Token t of the prompt has the number -t / 8 and the rank t, and those after it are the most probable ones."""
+    if "num_prompt_log_probs" not in request.tensors:
+        return {}
+    tokens, k = np.array(request.prompt[1:], "<i4"), request.value("num_prompt_log_probs")
+    top = tokens[:, None] + np.arange(1, k + 1, dtype="<i4")
+    return {
+        "prompt_log_probs": (-tokens / 8).astype("<f4").tobytes(),
+        "prompt_log_probs_ranks": tokens.tobytes(),
+        "prompt_top_log_probs_ids": top.astype("<i4").tobytes(),
+        "prompt_top_log_probs": (-top / 16).astype("<f4").tobytes(),
+    }
+
+
 def _response(request: Request, row: Row) -> Any:
     reason = row.stop_reason
     values = {
@@ -181,9 +197,14 @@ def _response(request: Request, row: Row) -> Any:
         "top_log_probs_ids": np.array([list(top) for top in row.top], "<i4").tobytes(),
         "top_log_probs": np.array([list(top.values()) for top in row.top], "<f4").tobytes(),
         "kv_cache_reused_blocks": np.array([row.reused_blocks or 0], "<i4").tobytes(),
+        **_of_prompt(request),
     }
     response = service_pb2.ModelInferResponse(model_name="tensorrt_llm", id=request.id)
+    first = row.sequence not in request.prompts_sent
+    request.prompts_sent.add(row.sequence)
     for name in request.outputs:
+        if name.startswith("prompt_") and not first:
+            continue
         response.outputs.add(name=name)
         response.raw_output_contents.append(values[name])
     return service_pb2.ModelStreamInferResponse(infer_response=response)

@@ -18,7 +18,7 @@ from tests.cpu.gateway.test_openai_tools import CALL, HELLO, TOOLS, prompt_of, s
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% if m.reasoning_content %}<<{{ m.reasoning_content }}>>{% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
 )
@@ -54,7 +54,7 @@ def written(url: str, triton: FakeTriton, message: dict[str, Any], **more: Any) 
         ({"role": "assistant", "content": None}, "[assistant]"),
         ({"role": "assistant"}, "[assistant]"),
         ({"role": "assistant", "content": [], "tool_calls": []}, "[assistant]"),
-        ({"role": "assistant", "content": None, "reasoning_content": "so"}, "[assistant]<think>so</think>"),
+        ({"role": "assistant", "content": None, "reasoning_content": "so"}, "[assistant]<<so>>"),
         ({"role": "assistant", "content": None, "refusal": "no"}, "[assistant]no"),
         ({"role": "assistant", "content": "", "refusal": "no"}, "[assistant]no"),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "[assistant]no"),
@@ -65,16 +65,16 @@ def written(url: str, triton: FakeTriton, message: dict[str, Any], **more: Any) 
                 "content": "a",
                 "reasoning_details": [{"text": "x"}, {"summary": "y"}, {"data": "="}],
             },
-            "[assistant]<think>xy</think>a",
+            "[assistant]<<xy>>a",
         ),
         ({"role": "assistant", "content": "a", "reasoning_details": []}, "[assistant]a"),
         (
             {"role": "assistant", "content": "a", "thinking_blocks": [{"thinking": "x", "signature": "s"}]},
-            "[assistant]<think>x</think>a",
+            "[assistant]<<x>>a",
         ),
         (
             {"role": "assistant", "content": "a", "reasoning": "x", "thinking_blocks": [{"thinking": "long"}]},
-            "[assistant]<think>x</think>a",
+            "[assistant]<<x>>a",
         ),
         ({"role": "user", "content": "a", "id": "m1", "cache_control": {"type": "ephemeral"}}, "[user]a"),
         ({"role": "assistant", "content": "a", "provider_specific_fields": {"x": 1}, "parsed": None}, "[assistant]a"),

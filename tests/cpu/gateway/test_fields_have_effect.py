@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
 from kvforge.gateway import functions, guides, request_fields, responses_request
 from kvforge.gateway.endpoints import Endpoint
@@ -65,7 +65,7 @@ COMMON = SAMPLING | {
     "stream_options": Pair({"include_usage": True}, {}, {"stream": True}),
     "response_format": Pair(schema(OBJECT), schema(OTHER)), "structured_outputs": Pair({"regex": "a"}, {"regex": "b"}),
     "guided_json": Pair(OBJECT, OTHER), "guided_regex": Pair("a", "b"), "guided_choice": Pair(["a"], ["b"]),
-    "guided_grammar": Pair('start: "a"', 'start: "b"'),
+    "guided_grammar": Pair('start: "a"', 'start: "b"'), "prompt_logprobs": Pair(1, 2),
 }  # fmt: skip
 CHOICE = Pair("auto", "none", {"tools": [TOOL]})
 COMPLETIONS = COMMON | {
@@ -79,6 +79,7 @@ CHAT = COMMON | {
     "continue_final_message": Pair(True, False, {"add_generation_prompt": False}),
     "tools": Pair([TOOL], []), "tool_choice": CHOICE, "parallel_tool_calls": Pair(True, False, {"tools": [TOOL]}),
     "reasoning_effort": Pair("low", "high"), "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
+    "thinking_token_budget": Pair(5, 6),
 }  # fmt: skip
 RESPONSES = {name: dataclasses.replace(pair, more={}) for name, pair in SAMPLING.items()} | {
     "input": Pair("a", "b"), "instructions": Pair("a", "b"), "max_output_tokens": Pair(5, 6),
@@ -210,9 +211,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RequestReader:
     engine: Path = write_engine_files(folder / "tiny")
     tokenizer = Tokenizer.from_file(str(engine / TOKENIZER_DIR / "tokenizer.json"))
     first = (tokenizer.id_to_token(1), 1)
+    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
     tokenizer.save(str(engine / TOKENIZER_DIR / "tokenizer.json"))
-    options = GatewayOptions(engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes")
+    options = GatewayOptions(
+        engine=engine, chat_template=folder / "template.jinja", tool_call_format="hermes", reasoning_format="think"
+    )
     return RequestReader(ServedModel.load(options), options)
 
 

@@ -131,6 +131,7 @@ def test_guides(tmp_path: Any) -> None:
         matcher = make_matcher(vocabulary, grammar, limits)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
+    assert FORMAT.writes_reasoning
     free, forced = (make(FUNCTIONS, True, token_of) for make in (FORMAT.free, FORMAT.forced))
     assert (
         matches(free, "") and matches(free, "hello") and matches(free, f"{AFTER_THOUGHT}<|channel|>final<|message|>Hi")

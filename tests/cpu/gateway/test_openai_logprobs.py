@@ -12,7 +12,7 @@ from tokenizers import decoders
 from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
-from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
+from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, bytes_of
 from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level
 
 
@@ -54,6 +54,107 @@ def test_completion_format(client: openai.OpenAI, triton: FakeTriton) -> None:
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         joined = [value for chunk in chunks for value in getattr(chunk.choices[0].logprobs, name)]
         assert joined == getattr(logprobs, name)
+
+
+def test_echo(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """The prompt's numbers come before the generated ones, in one list; the first token has none."""
+    triton.script = lambda request: bytes_of("!", request)
+    ask = {"model": "tiny", "prompt": ["aé", "b"], "logprobs": 1, "echo": True, "n": 2}
+    choices = client.completions.create(**ask).choices
+    assert [choice.text for choice in choices] == ["aé!", "aé!", "b!", "b!"]
+    for choice in choices[:2]:
+        found = choice.logprobs
+        assert found.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "!"]
+        assert found.token_logprobs == [None, -(0xC3 + 3) / 8, -(0xA9 + 3) / 8, -0.5]
+        assert found.top_logprobs[0] is None
+        assert set(found.top_logprobs[1].values()) == {-(0xC3 + 3) / 8, -(0xC3 + 4) / 16}
+        assert found.text_offset == [0, 1, 1, 2]
+    assert [choice.logprobs.tokens for choice in choices[2:]] == [["b", "!"]] * 2
+    assert choices[2].logprobs.token_logprobs == [None, -0.5]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**{**ask, "n": 1}, stream=True)]
+    for index in (0, 1):
+        parts = [choice.logprobs for choice in chunks if choice.index == index and choice.logprobs]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [value for part in parts for value in getattr(part, name)]
+            assert joined == getattr(choices[2 * index].logprobs, name)
+
+
+def test_a_prompt_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """As evaluations ask: nothing generated comes back, though a token must be."""
+    triton.script = lambda request: bytes_of("!", request)
+    answer = client.completions.create(model="tiny", prompt="ab", max_tokens=0, echo=True, logprobs=0)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "length")
+    assert answer.choices[0].logprobs.token_logprobs == [None, -(ord("b") + 3) / 8]
+    assert answer.usage.completion_tokens == 0
+    streamed = client.completions.create(model="tiny", prompt="ab", max_tokens=0, echo=True, logprobs=0, stream=True)
+    chunks = [chunk.choices[0] for chunk in streamed]
+    assert [chunk.text for chunk in chunks] == ["ab", ""]
+    assert chunks[-1].logprobs.tokens == ["a", "b"]
+
+
+def test_prompt_logprobs_as_vllm_writes_them(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = lambda request: bytes_of("!", request)
+    more = {"prompt_logprobs": 1}
+    answer = client.completions.create(model="tiny", prompt="ab", extra_body=more)
+    b = ord("b") + 3
+    entry = {
+        str(b): {"logprob": -b / 8, "rank": b, "decoded_token": "b"},
+        str(b + 1): {"logprob": -(b + 1) / 16, "rank": 1, "decoded_token": "c"},
+    }
+    assert answer.choices[0].prompt_logprobs == [None, entry]
+    assert answer.choices[0].text == "!" and answer.choices[0].logprobs is None
+    messages = [{"role": "user", "content": "ab"}]
+    chat = client.chat.completions.create(model="tiny", messages=messages, extra_body=more)
+    num_tokens = chat.usage.prompt_tokens
+    assert len(chat.prompt_logprobs) == num_tokens and chat.prompt_logprobs[0] is None
+    assert chat.choices[0].message.content == "!"
+    plain = client.chat.completions.create(model="tiny", messages=messages)
+    assert "prompt_logprobs" not in plain.model_extra
+
+
+def test_long_prompts_come_in_pieces(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """Other requests get their turn between them, and nothing is lost where they meet."""
+    triton.script = lambda request: bytes_of("!", request)
+    text = "".join(chr(33 + index % 90) for index in range(200))
+    found = client.completions.create(model="tiny", prompt=text, echo=True, logprobs=20, max_tokens=1).choices[0]
+    assert found.logprobs.tokens == [*text, "!"]
+    assert found.logprobs.token_logprobs[1:-1] == [-(ord(letter) + 3) / 8 for letter in text[1:]]
+    assert all(len(top) == 21 for top in found.logprobs.top_logprobs[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ],
+)
+def test_refused_of_prompts(client: openai.OpenAI, triton: FakeTriton, more: dict, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="tiny", prompt="ab", extra_body=more)
+    assert error.value.param == param
+    assert triton.requests == []
+
+
+@pytest.mark.parametrize(
+    ("more", "field"), [({"prompt_logprobs": 1}, "prompt_logprobs"), ({"echo": True, "logprobs": 1}, "echo")]
+)
+def test_an_engine_that_has_none_is_heard(client: openai.OpenAI, triton: FakeTriton, more: dict, field: str) -> None:
+    """The engine's own refusal, in the words of the request."""
+
+    async def refuse(request):
+        yield Refusal(
+            "refused",
+            "input tensor 'num_prompt_log_probs' cannot be given, because the KV policy snapkv counts the attention of "
+            "all that goes past the cut; use an engine without it.",
+        )
+
+    triton.script = refuse
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="tiny", prompt="ab", extra_body=more)
+    assert error.value.param == field
+    assert "because the KV policy snapkv counts the attention" in error.value.message
 
 
 def test_chat_format(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -1,7 +1,9 @@
 """Reasoning through the official client, over a Triton that is told what to say."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -21,8 +23,8 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }}{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.arguments }}</tool_call>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}[assistant]{% if thinks is defined and thinks %}<think>\n{% endif %}"
-    "{% endif %}{% if tools %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% if thinks is defined %}<think>\n{% if not thinks %}"
+    "\n</think>\n\n{% endif %}{% endif %}{% endif %}{% if tools %}{% endif %}"
 )
 THOUGHT = '<think>\nWho is "it"?\n</think>\n\nGrüße'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -123,13 +125,112 @@ def test_calls_after_it(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert (call.function.name, call.function.arguments) == ("f", "{}")
 
 
-def test_a_guide_writes_the_answer(client: openai.OpenAI, triton: FakeTriton) -> None:
-    """Though the prompt has begun the reasoning; a guide that begins it itself is heeded."""
-    say(triton, '{"a": 5}')
-    form = {"structured_outputs": {"regex": ".*"}, "chat_template_kwargs": {"thinks": True}}
-    assert answers(client, extra_body=form) == 2 * [(None, '{"a": 5}', "stop")]
-    say(triton, "<think>x</think>y")
-    assert answers(client, extra_body=form) == 2 * [("x", "y", "stop")]
+def guide_of(triton: FakeTriton) -> tuple[str, dict[str, Any]]:
+    """Kind and guide of the last request; what is no JSON under "text"."""
+    kind, text = (triton.requests[-1].texts(f"guided_decoding_guide{end}")[0] for end in ("_type", ""))
+    return kind, json.loads(text) if text.startswith("{") else {"text": text}
+
+
+AROUND = {"opens": ["<think>"], "closes": ["</think>"]}
+
+
+@pytest.mark.parametrize(
+    ("thinks", "begun", "text", "reasoning"),
+    [
+        (None, False, '<think>so\n</think>\n\n{"a": 5}', "so"),
+        (None, False, '{"a": 5}', None),
+        (True, True, 'so\n</think>\n\n{"a": 5}', "so"),
+        (False, None, '{"a": 5}', None),
+    ],
+)
+def test_guides_begin_behind_it(
+    client: openai.OpenAI, triton: FakeTriton, thinks: bool | None, begun: bool | None, text: str, reasoning: str | None
+) -> None:
+    """Where the prompt has begun it, where the answer may begin it, and where the template has written its end."""
+    say(triton, text)
+    kwargs = {} if thinks is None else {"chat_template_kwargs": {"thinks": thinks}}
+    form = {"extra_body": {"structured_outputs": {"regex": ".*"}, **kwargs}}
+    assert answers(client, **form) == 2 * [(reasoning, '{"a": 5}', "stop")]
+    kind, guide = guide_of(triton)
+    if begun is None:
+        assert (kind, guide) == ("regex", {"text": ".*"})
+    else:
+        assert kind == "after_reasoning" and {**AROUND, "begun": begun, "then": []}.items() <= guide.items()
+        assert (guide["kind"], guide["guide"]) == ("regex", ".*")
+    say(triton, "so it is still")
+    whole = client.chat.completions.create(model="tiny", messages=HELLO, **form).choices[0].message
+    assert (whole.content == "") == (begun is True), "an answer that ends within its reasoning has no content"
+
+
+@pytest.mark.parametrize(("thinks", "before"), [(None, "<think>so</think>\n"), (True, "so</think>\n"), (False, "")])
+def test_forced_calls_come_behind_it(
+    client: openai.OpenAI, triton: FakeTriton, thinks: bool | None, before: str
+) -> None:
+    """The guide begins the call, and the prompt only where no reasoning can come before."""
+    opens = "<tool_call>\n"
+    say(triton, f"{before}{opens if before else ''}{CALL.removeprefix(opens)}")
+    kwargs = {} if thinks is None else {"extra_body": {"chat_template_kwargs": {"thinks": thinks}}}
+    ask = {"tools": [TOOL], "tool_choice": "required", **kwargs}
+    for reasoning, content, reason in answers(client, **ask):
+        assert (reasoning, content or None, reason) == ("so" if before else None, None, "tool_calls")
+    message = client.chat.completions.create(model="tiny", messages=HELLO, **ask).choices[0].message
+    assert [(one.function.name, one.function.arguments) for one in message.tool_calls] == [("f", "{}")]
+    kind, guide = guide_of(triton)
+    prompt = bytes(token - 3 for token in triton.requests[-1].prompt).decode()
+    assert prompt.endswith(opens) == (not before)
+    if before:
+        assert {**AROUND, "begun": thinks is True, "then": [opens]}.items() <= guide.items()
+        assert guide["kind"] == "json_schema"
+    else:
+        assert kind == "json_schema"
+
+
+@pytest.mark.parametrize(("begun", "guide_begun"), [("<think>so", True), ("<think>so</think>\n{", None), ("{", None)])
+def test_guides_of_continued_messages(client: openai.OpenAI, triton: FakeTriton, begun: str, guide_begun) -> None:
+    say(triton, "</think>5" if guide_begun else "5")
+    messages = [*HELLO, {"role": "assistant", "content": begun}]
+    more = {"continue_final_message": True, "add_generation_prompt": False, "structured_outputs": {"regex": "[0-9]"}}
+    found = client.chat.completions.create(model="tiny", messages=messages, extra_body=more).choices[0].message
+    assert found.content == "5"
+    kind, guide = guide_of(triton)
+    assert kind == ("after_reasoning" if guide_begun else "regex") and guide.get("begun") == guide_begun
+
+
+def test_a_budget(start: Callable[..., str], triton: FakeTriton, tmp_path: Path, client: openai.OpenAI) -> None:
+    """It needs a token that ends the reasoning, and is kept by a guide, also where none else is asked for."""
+    with pytest.raises(openai.BadRequestError, match="one token, and this one's does not") as refused:
+        client.chat.completions.create(model="tiny", messages=HELLO, extra_body={"thinking_token_budget": 5})
+    assert refused.value.param == "thinking_token_budget"
+    engine = write_engine_files(tmp_path / "tiny")
+    file = str(engine / TOKENIZER_DIR / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    tokenizer.save(file)
+    begin, end = (tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+    client = client_of(start(engine=engine, reasoning_format="think", tool_call_format="hermes"))
+
+    def asked(**more: Any) -> tuple[str, dict[str, Any]]:
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, **{"extra_body": {"thinking_token_budget": 7}, **more}
+        )
+        return guide_of(triton)
+
+    for more, inner in (
+        ({}, "ebnf_grammar"),
+        ({"response_format": {"type": "json_object"}}, "json"),
+        ({"tools": [TOOL]}, "structural_tag"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "json_schema"),
+    ):
+        kind, guide = asked(**more)
+        assert kind == "after_reasoning" and guide["kind"] == inner
+        assert {"opens": [begin], "closes": [end], "budget": 7, "begun": False}.items() <= guide.items()
+    assert asked(extra_body={"thinking_token_budget": 0})[1]["budget"] == 0
+    for wrong in (-1, 1.5, "5", True):
+        with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
+            asked(extra_body={"thinking_token_budget": wrong})
+    unread = client_of(start(reasoning_format="none"))
+    with pytest.raises(openai.BadRequestError, match="needs a model whose reasoning is known"):
+        unread.chat.completions.create(model="tiny", messages=HELLO, extra_body={"thinking_token_budget": 5})
 
 
 def test_it_is_left_in_the_text_where_that_is_asked_for(
@@ -141,7 +242,9 @@ def test_it_is_left_in_the_text_where_that_is_asked_for(
 
 
 def test_unknown_formats(engine_files: Path) -> None:
-    with pytest.raises(KvforgeError, match="--reasoning-format xml is not known; give one of harmony, think, or none"):
+    with pytest.raises(
+        KvforgeError, match="--reasoning-format xml is not known; give one of gemma4, harmony, think, or none"
+    ):
         make_server(GatewayOptions(engine=engine_files, reasoning_format="xml"))
 
 
@@ -170,8 +273,8 @@ def test_markers_that_are_tokens(start: Callable[..., str], triton: FakeTriton, 
     assert response.usage.output_tokens_details.reasoning_tokens == 13
     client = client_of(start(engine=engine, reasoning_format="think", tool_call_format="hermes"))
     client.chat.completions.create(model="tiny", messages=HELLO, tools=[TOOL])
-    guide = triton.requests[-1].texts("guided_decoding_guide")[0]
-    assert f"<[{begin},{end}]>" in guide, "the guide of tools lets the model think"
+    kind, guide = guide_of(triton)
+    assert kind == "after_reasoning" and {"opens": [begin], "closes": [end], "then": []}.items() <= guide.items()
 
 
 def test_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
@@ -198,8 +301,7 @@ def test_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path)
 
 
 def test_calls_in_channels(start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
-    """Free ones behind the reasoning, and forced ones, whose head the prompt has begun; the model ends both with a
-    token that ends texts."""
+    """Free ones and forced ones behind the reasoning; the model ends both with a token that ends texts."""
     engine = write_engine_files(tmp_path / "tiny")
     file = str(engine / TOKENIZER_DIR / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
@@ -207,27 +309,34 @@ def test_calls_in_channels(start: Callable[..., str], triton: FakeTriton, tmp_pa
     tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
     tokenizer.save(file)
     ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
-    call = ["f ", "<|constrain|>", "json", "<|message|>", "{}"]
-    before = ["<|channel|>", "analysis", "<|message|>", "I call.", "<|end|>", "<|start|>", "assistant"]
-    before += ["<|channel|>", "commentary to=functions."]
+    parts = ["<|channel|>", "analysis", "<|message|>", "I call.", "<|end|>", "<|start|>", "assistant"]
+    parts += ["<|channel|>", "commentary to=functions.f ", "<|constrain|>", "json", "<|message|>", "{}"]
 
     async def script(request):
-        kind = request.texts("guided_decoding_guide")[0]
-        for part in call if "start: one" in kind else before + call:
+        for part in parts:
             for token in [ids[part]] if part in ids else [byte + 3 for byte in part.encode()]:
                 yield Row([token])
         yield Row([ids["<|call|>"]], finish_reason="stop")
 
     triton.script = script
     client = client_of(start(engine=engine, reasoning_format="harmony", tool_call_format="harmony"))
-    for choice, reasoning in (("auto", "I call."), ("required", None)):
+    for choice in ("auto", "required"):
         ask = {"tools": [TOOL], "tool_choice": choice}
         for found, content, reason in answers(client, **ask):
-            assert (found, content or None, reason) == (reasoning, None, "tool_calls")
+            assert (found, content or None, reason) == ("I call.", None, "tool_calls")
         message = client.chat.completions.create(model="tiny", messages=HELLO, **ask).choices[0].message
         assert [(one.function.name, one.function.arguments) for one in message.tool_calls] == [("f", "{}")]
-    prompt = triton.requests[-1].prompt
-    assert prompt[-len(before[-1]) - 1] == ids["<|channel|>"], "the prompt begins the call"
+    _, guide = guide_of(triton)
+    assert guide["then"] == [ids["<|channel|>"], "commentary to=functions."] and guide["repeats"] is True
+    assert guide["opens"] == [ids["<|channel|>"], "analysis", ids["<|message|>"]]
+    assert guide["closes"] == [ids["<|end|>"], ids["<|start|>"], "assistant"]
+    client.chat.completions.create(model="tiny", messages=HELLO, response_format={"type": "json_object"})
+    assert guide_of(triton)[1]["then"] == [ids["<|channel|>"], "final", ids["<|message|>"]]
+    with pytest.raises(openai.BadRequestError, match="excludes tools with this model") as refused:
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, tools=[TOOL], extra_body={"thinking_token_budget": 5}
+        )
+    assert refused.value.param == "thinking_token_budget"
 
 
 def test_items_of_responses(client: openai.OpenAI, triton: FakeTriton) -> None:

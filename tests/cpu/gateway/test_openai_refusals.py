@@ -83,7 +83,7 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
         ("echo", "no", "echo"),
         ("suffix", "end", "suffix"),
         ("use_beam_search", True, "use_beam_search"),
-        ("prompt_logprobs", 1, "prompt_logprobs"),
+        ("prompt_logprobs", 21, "prompt_logprobs"),
         ("response_format", {"type": "xml"}, "response_format.type"),
         ("response_format", "json", "response_format.type"),
         ("response_format", {"type": "json_schema"}, "response_format.json_schema"),

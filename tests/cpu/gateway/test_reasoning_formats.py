@@ -14,7 +14,8 @@ from kvforge.gateway.reasoning_formats import reasoning_formats, recognised_reas
 from kvforge.gateway.reasoning_tokens import reasoning_tokens
 
 FORMATS = reasoning_formats()
-PARTS = ["<think>", "</think>", "<thi", "</", "<", "\n", "\n\n", " ", "é", "😀", "a", "<tool_call>", "<|channel|>",
+PARTS = ["<think>", "</think>", "<|channel>", "<channel|>", "thought\n",
+         "<thi", "</", "<", "\n", "\n\n", " ", "é", "😀", "a", "<tool_call>", "<|channel|>",
          "<|end|>", "analysis", "final"]  # fmt: skip
 
 
@@ -42,19 +43,20 @@ def any_text(rng: random.Random, without: Collection[str]) -> str:
     return "".join(rng.choices([part for part in PARTS if part not in without], k=rng.randrange(9)))
 
 
+@pytest.mark.parametrize("name", ["think", "gemma4"])
 @pytest.mark.parametrize("seed", range(200))
-def test_thoughts_cut_anywhere(seed: int) -> None:
+def test_thoughts_cut_anywhere(name: str, seed: int) -> None:
     rng = random.Random(seed)
-    ends = "</think>"
+    begins, ends = FORMATS[name].around or (FORMATS[name].begins, FORMATS[name].ends)
     thought = any_text(rng, {ends, "</"}).strip("\n")
     content = any_text(rng, ()).lstrip("\n")
     opened = rng.random() < 0.5
-    before = "" if opened else rng.choice(["", "\n", " "]) + "<think>"
+    before = "" if opened else rng.choice(["", "\n", " "]) + begins
     text = (
         f"{before}{rng.choice(['', chr(10)])}{thought}{rng.choice(['', chr(10)])}{ends}{rng.choice(['', chr(10) * 2])}"
     )
     for pieces in cuts(text + content, rng):
-        assert read("think", pieces, opened) == (thought, content)
+        assert read(name, pieces, opened) == (thought, content)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,7 @@ def test_channels_as_models_also_write_them(text: str, reasoning: str, content: 
 # What the models' own templates say, in a few words of theirs.
 TEMPLATES = {
     "think": ["{%- set content = content.split('</think>')[-1].lstrip('\\n') %}", "<think>\\n\\n</think>\\n\\n"],
+    "gemma4": ["{{ '<|channel>thought\\n' + m.reasoning + '\\n<channel|>' }} <|think|>"],
     "harmony": ['{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}'],
     None: ["{{ messages }}", "<think>", "<think></think><response></response>"],
 }  # fmt: skip

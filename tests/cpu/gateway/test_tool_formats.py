@@ -172,7 +172,14 @@ def test_a_long_name_is_held_for_a_bounded_time_only() -> None:
 
 # What the models' own templates say, in a few words of theirs.
 TEMPLATES = {
-    "hermes": ['<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>'],
+    "hermes": [
+        '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
+        "<|start_of_role|>assistant<|end_of_role|><tool_call>\\n{arguments}\\n</tool_call>",
+        "{% if xml_tools or python_tools or tools %}<tool_call>{arguments}</tool_call> <code></code>",
+    ],
+    "phi4_mini": ["{{ '<|tool|>' + tools + '<|/tool|>' }}", '<|tool|>{}<|/tool|><|tool_call|>{"name": <|/tool_call|>'],
+    "granite": ["<|start_of_role|>system<|end_of_role|>respond only with <|tool_call|> followed by a JSON list"],
+    "gemma3": ["put calls into ```tool_code blocks"],
     "llama3_json": ['<|start_header_id|>{"name": "\' + tool_call.name + \'", \' + \'"parameters": \''],
     "mistral": ['{{ "[TOOL_CALLS] [" }}{{ tool_call.function|tojson }}'],
     "qwen3_coder": ["<tool_call>\n<function=f><parameter=x> arguments"],
@@ -192,11 +199,33 @@ def test_formats_are_recognised_by_the_template() -> None:
             assert (found and found.name) == name, source
 
 
+def test_a_list_may_have_another_mark(tokenizer: Tokenizer) -> None:
+    """Granite 3.1 writes it in letters."""
+    form = OBJECTS["granite"]
+    guide = form.free(FUNCTIONS, True, token_of(tokenizer))
+    for mark in ("<|tool_call|>", "<tool_call>"):
+        text = f'so {mark}[{{"name": "f", "arguments": {{"age": 5}}}}]'
+        assert matches(tokenizer, guide, text) == (True, True)
+        assert not all(matches(tokenizer, guide, text.replace("5", '"x"')))
+        for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+            assert read(form, pieces) == ("so", [("f", '{"age": 5}')])
+
+
 def test_ids_for_templates_of_mistral() -> None:
-    short = formats()["mistral"].template_id
-    assert short("abcDEF123") == "abcDEF123"
-    ids = {short(f"call_{index}") for index in range(100)}
+    short = formats()["mistral"].template_ids()
+    assert short("abcDEF123", "f") == short("abcDEF123", None) == "abcDEF123"
+    ids = {short(f"call_{index}", None) for index in range(100)}
     assert len(ids) == 100 and all(len(entry) == 9 and entry.isalnum() for entry in ids)
+
+
+def test_ids_that_say_name_and_number() -> None:
+    """They are numbered through a conversation, and results have those of their calls."""
+    numbered = formats()["kimi_k2"].template_ids()
+    assert [numbered("a", "f"), numbered("b", "g"), numbered("a", None)] == [
+        f"functions.{x}" for x in ("f:0", "g:1", "f:0")
+    ]
+    assert [numbered("a", "g"), numbered("a", None), numbered("c", None)] == ["functions.g:2", "functions.g:2", "c"]
+    assert formats()["kimi_k2"].template_ids()("a", "f") == "functions.f:0"
 
 
 PERSON = {
@@ -290,7 +319,8 @@ def spelled(form: ObjectFormat, calls: Calls) -> str:
     objects = ", ".join(f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls)
     if notation.is_object:
         return objects
-    return notation.begins + form.gap + notation.opens + objects + form.gap * (not notation.opens) + notation.closes
+    ends = form.gap * (not notation.opens) + notation.closes + form.ends
+    return notation.begins + form.gap + notation.opens + objects + ends
 
 
 @pytest.mark.parametrize("form", OBJECTS.values(), ids=list(OBJECTS))

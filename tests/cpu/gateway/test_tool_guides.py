@@ -46,6 +46,27 @@ def test_strict_schemas_that_are_too_large_are_refused_by_name() -> None:
         guides(odd)
 
 
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("glm45", ("format",)), ("qwen3_coder", ("format",)), ("gemma4", ("format", "minItems")), ("hermes", ())],
+)
+def test_what_a_language_cannot_say_of_texts_is_left(name: str, left: tuple[str, ...]) -> None:
+    """And refused where the schema is strict."""
+    form = formats()[name]
+    tag = {"type": "array", "minItems": 2}
+    properties = {"a": {"type": "string", "format": "email"}, "b": {"type": "string", "pattern": "^x"}, "tags": tag}
+    schema = {"type": "object", "properties": properties}
+
+    def made(strict: bool) -> ToolGuide:
+        asked = [Function("f", schema, strict, "tools[0]")]
+        return guides_of_tools(asked, lambda kept: form.free(kept, True, lambda text: 5), form.unguided)[0]
+
+    assert made(False).left == ({"f": left} if left else {})
+    if left:
+        with pytest.raises(ApiError, match=f"which is strict, and {', '.join(left)} cannot be kept"):
+            made(True)
+
+
 def test_the_header_has_room_for_many_tools() -> None:
     left = {f"function_{index}": ["pattern", "dependentRequired"] for index in range(128)}
     ((name, value),) = left_header(left)

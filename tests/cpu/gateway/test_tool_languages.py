@@ -1,13 +1,12 @@
-"""Calls that are no JSON objects: written by a template, read however the text is cut, written again as before."""
+"""Calls written by a template, read however the text is cut, written again as before; and those that are no JSON
+objects in every other respect, which test_tool_formats.py has for objects."""
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvforge.gateway.answer_reader import AnswerReader
 from kvforge.gateway.call_events import Event
@@ -16,6 +15,7 @@ from kvforge.gateway.functions import Function
 from kvforge.gateway.grammar_format import GrammarFormat
 from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.parsed_request import Calls, ParsedRequest
+from kvforge.gateway.tagged_format import TaggedFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
@@ -23,12 +23,14 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
 from tests.cpu.gateway.events import cut, put_together
-from tests.cpu.gateway.language_templates import AS_TEXT, TEMPLATES
+from tests.cpu.gateway.language_templates import TEMPLATES, Written, by_transformers
 from tests.support.models.checkpoints import write_byte_tokenizer
 
-OTHERS = {name: form for name, form in formats().items() if name != "harmony"}
+FORMATS = {name: form for name, form in formats().items() if name != "harmony"}
 """But for the one that is read with the reasoning, in test_harmony_tools.py."""
-LANGUAGES = {name: form for name, form in OTHERS.items() if isinstance(form, GrammarFormat)}
+LANGUAGES = {name: form for name, form in FORMATS.items() if isinstance(form, GrammarFormat)}
+PLAIN_NAMES = ("gemma4",)
+"""Languages that write names of members without quotation marks, also inside of arguments."""
 TYPES = {
     "f": {"city": ["string"], "note": ["string"], "days": ["number"], "where": ["array"], "opts": ["object"],
           "wind": ["number"], "size": ["null", "number"]},
@@ -36,13 +38,14 @@ TYPES = {
     "a.b-c": {"x": ["string"]},
 }  # fmt: skip
 """Of the arguments of each function."""
-Written = list[tuple[str, dict[str, Any]]]
 
-every_language = pytest.mark.parametrize("name", LANGUAGES)
+every_language = pytest.mark.parametrize("name", FORMATS)
+written_otherwise = pytest.mark.parametrize("name", LANGUAGES)
+"""Than as JSON objects."""
 
 
 def reader_of(name: str, tokens: tuple[str, ...] = (), forced: bool = False, parallel: bool = True) -> AnswerReader:
-    calls = Calls(name, TYPES, LANGUAGES[name].prefix if forced else "", forced, parallel, tokens)
+    calls = Calls(name, TYPES, FORMATS[name].prefix if forced else "", forced, parallel, tokens)
     return AnswerReader(ParsedRequest(b"", (), 1, (), None, False, False, calls=calls))
 
 
@@ -68,8 +71,14 @@ def any_json(rng: random.Random, parts: list[str], depth: int = 2) -> Any:
     return (any_text(rng, parts), rng.randrange(-99, 99), rng.uniform(-9, 9))[kind]
 
 
-def any_calls(rng: random.Random, parts: list[str]) -> Written:
-    """Of the types that TYPES says."""
+def any_calls(rng: random.Random, parts: list[str], any_names: bool = True) -> Written:
+    """Of the types that TYPES says; names inside them are any texts, or plain ones."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict) and not any_names:
+            return {f"k{index}": plain(inner) for index, inner in enumerate(value.values())}
+        return list(map(plain, value)) if isinstance(value, list) else value
+
     make = {
         "city": lambda: any_text(rng, parts), "note": lambda: any_text(rng, parts), "x": lambda: any_text(rng, parts),
         "days": lambda: rng.randrange(99), "wind": lambda: rng.uniform(-9, 9), "size": lambda: rng.randrange(9),
@@ -77,25 +86,7 @@ def any_calls(rng: random.Random, parts: list[str]) -> Written:
         "opts": lambda: {any_text(rng, parts): any_json(rng, parts) for _ in range(rng.randrange(3))},
     }  # fmt: skip
     names = [rng.choice(list(TYPES)) for _ in range(rng.randrange(1, 4))]
-    return [(name, {key: make[key]() for key in TYPES[name] if rng.random() < 0.6}) for name in names]
-
-
-def messages(content: str, calls: Written, as_text: bool) -> list[dict[str, Any]]:
-    written = [
-        {
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a},
-        }
-        for name, a in calls
-    ]
-    return [{"role": "assistant", "content": content, "tool_calls": written}]
-
-
-def by_transformers(name: str, content: str, calls: Written) -> str:
-    rendered, _ = render_jinja_template(
-        [messages(content, calls, name in AS_TEXT)], chat_template=TEMPLATES[name], return_assistant_tokens_mask=False
-    )
-    return str(rendered[0])
+    return [(name, {key: plain(make[key]()) for key in TYPES[name] if rng.random() < 0.6}) for name in names]
 
 
 @every_language
@@ -108,15 +99,16 @@ def test_a_language_is_found_by_its_template(name: str) -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) -> None:
     """50 random conversations, cut anywhere, with what is a mark in text and in tokens."""
-    form = LANGUAGES[name]
-    ends = {mark for mark in ("</parameter>", "</arg_value>") if name in ("qwen3_coder", "glm45")}
-    parts = [mark[:-1] for mark in form.marks] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
+    form = FORMATS[name]
+    ends = {mark for mark in ("</parameter>", "</arg_value>") if isinstance(form, TaggedFormat)}
+    parts = [mark[:-1] for mark in form.markers] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
     for seed in range(part * 50, part * 50 + 50):
         rng = random.Random(seed)
-        calls, content = any_calls(rng, parts), rng.choice(["", "so:", "é\n\nx"])
+        calls = any_calls(rng, parts, name not in PLAIN_NAMES)
+        content = rng.choice(["", "so:", "é\n\nx"])
         text = by_transformers(name, content, calls)
         assert not any(text.count(end) > text.count("<" + end[2:5]) for end in ends)
-        for tokens in ((), form.marks):
+        for tokens in ((), form.markers):
             marked = with_token_marks(text, tokens)
             found, read_calls = read(reader_of(name, tokens), [marked])
             assert found == content.rstrip(), text
@@ -128,7 +120,8 @@ def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) 
             {"id": "123456789", "type": "function", "function": {"name": n, "arguments": a}} for n, a in read_calls
         ]
         conversation = [{"role": "assistant", "content": content, "tool_calls": again}]
-        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False) == text
+        ids = form.template_ids()
+        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False, False, ids) == text
 
 
 @every_language
@@ -136,7 +129,7 @@ def test_half_of_what_a_template_writes_loses_nothing(name: str) -> None:
     """Every beginning of an answer: content as it is, or the beginning of the calls."""
     rng = random.Random(1)
     for _ in range(20):
-        calls = any_calls(rng, ["<tool"])
+        calls = any_calls(rng, ["<tool"], name not in PLAIN_NAMES)
         text = by_transformers(name, "so: ", calls)
         _, whole = read(reader_of(name), [text])
         for end in range(len(text)):
@@ -159,18 +152,25 @@ HOSTILE = [
     "[TOOL_CALLS]zzz[ARGS]{}", "[TOOL_CALLS]f{}", "[", "[f", "[f(", "[f(5)]", "[f(a", "[g(a=1)]", "[1, 2, f(a=1)]",
     "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>zzz\n```json\n{}\n```",
     "<｜tool▁call▁begin｜>f<｜tool▁sep｜>5", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[]",
+    "<minimax:tool_call", '<invoke name="', '<invoke name="f', '<invoke name="f">\n<par',
+    '<invoke name="zzz">\n</invoke>',
+    "<|tool_call_begin|>", "<|tool_call_begin|>functions.f:", "<|tool_call_begin|>functions.zzz:0",
+    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]",
+    "<|tool_call>", "<|tool_call>call:", "<|tool_call>call:f", "<|tool_call>call:zzz{}<tool_call|>", "<|tool_call>f{}",
+    "<|tool_call>call:f[1]", "```tool_code", "```\nf()\n```",
+    "```tool_code\nf", "```tool_code\nprint(f())\n```", "```tool_code\nzzz(a=1)\n```",
     "<tool_call>\n<function=f>\nhello", "[TOOL_CALLS]" + "f" * 300, "<tool_call>" + "f" * 300,
 ]  # fmt: skip
 
 
-@every_language
+@written_otherwise
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_only_looked_like_a_call_is_content(name: str, text: str) -> None:
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
         assert read(reader_of(name), pieces) == (text, [])
 
 
-@every_language
+@written_otherwise
 def test_any_text_is_read_alike_however_it_is_cut(name: str) -> None:
     """Of marks and pieces of them in any order; what is no call is content, letter by letter."""
     form = LANGUAGES[name]
@@ -188,7 +188,7 @@ def test_any_text_is_read_alike_however_it_is_cut(name: str) -> None:
 
 def stripped(name: str, text: str) -> str:
     """A text without what may stand around calls and says nothing."""
-    for mark in LANGUAGES[name].notation.ignored:
+    for mark in FORMATS[name].notation.ignored:
         text = text.replace(mark, "")
     return text.replace(" ", "").replace("\n", "")
 
@@ -205,6 +205,12 @@ def stripped(name: str, text: str) -> str:
          "</parameter>\n</function>\n</tool_call>", [("get_weather", '{"new": 5, "t": "ab c"}')]),
         ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=city>\n12\n</parameter>\n</tool_call>",
          [("f", '{"city": "12"}')]),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="city"> a b </parameter>'
+         '<parameter name="days">3</parameter></invoke><invoke name="get_weather"></invoke></minimax:tool_call>',
+         [("f", '{"city": " a b ", "days": 3}'), ("get_weather", "{}")]),
+        ("kimi_k2", "<|tool_calls_section_begin|> <|tool_call_begin|>functions.f:12<|tool_call_argument_begin|> {}"
+         "<|tool_call_end|>\n<|tool_call_begin|>functions.a.b-c<|tool_call_argument_begin|>{}<|tool_call_end|>"
+         "<|tool_calls_section_end|>", [("f", "{}"), ("a.b-c", "{}")]),
         ("glm45", "<tool_call>get_weather</tool_call>", [("get_weather", "{}")]),
         ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", [("f", '{"days": 3}')]),
         ("mistral_args", '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"days": 3}', [("f", '{"days": 3}')]),
@@ -212,6 +218,13 @@ def stripped(name: str, text: str) -> str:
          "```json\n{\n  \"days\": 3\n}\n```\n<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [("f", '{\n  "days": 3\n}')]),
         ("pythonic", "<|python_start|>[f(city='Zürich, \\'CH\\'', days=3), get_weather()]<|python_end|>",
          [("f", '{"city": "Zürich, \'CH\'", "days": 3}'), ("get_weather", "{}")]),
+        ("gemma3", "```tool_code\nf(city='Zürich', days=3)\n```\n```tool_code\nget_weather()```",
+         [("f", '{"city": "Zürich", "days": 3}'), ("get_weather", "{}")]),
+        ("gemma4", '<|tool_call>call:f{ city: <|"|>Zürich, {"CH"}<|"|> , days:3,\n where:[ 1 , <|"|>a<|"|> ,{b:none}]}'
+         '<tool_call|>', [("f", '{"city": "Zürich, {\\"CH\\"}", "days": 3, "where": [1, "a", {"b": "none"}]}')]),
+        ("gemma4", '<|tool_call>call:f{city:12,opts:{<|"|>a<|"|>:None,b:Yes we can},size:null}<tool_call|>'
+         "<|tool_call>call:get_weather{}<tool_call|>",
+         [("f", '{"city": "12", "opts": {"a": null, "b": "Yes we can"}, "size": null}'), ("get_weather", "{}")]),
         ("pythonic", "[f(opts={'a': [True, None]}, city=San Francisco)]",
          [("f", '{"opts": {"a": [true, null]}, "city": "San Francisco"}')]),
     ],
@@ -221,9 +234,9 @@ def test_calls_as_models_also_write_them(name: str, text: str, calls: list) -> N
         assert read(reader_of(name), pieces) == ("", calls)
 
 
-@pytest.mark.parametrize("name", sorted(LANGUAGES.keys() - {"pythonic"}))
+@pytest.mark.parametrize("name", sorted(name for name, form in LANGUAGES.items() if form.notation.begins in form.marks))
 def test_marks_that_are_tokens_cannot_be_spelt(name: str) -> None:
-    """But for the list of Python's notation, which has no mark of its own."""
+    """But for Python's notation, whose marks are text."""
     form = LANGUAGES[name]
     text = by_transformers(name, "", [("f", {"city": "x"})])
     assert read(reader_of(name, form.marks), [text]) == (text, [])
@@ -281,7 +294,7 @@ def matches(tokenizer: Tokenizer, guide: Any, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@every_language
+@written_otherwise
 def test_guides(name: str, tokenizer: Tokenizer) -> None:
     form = LANGUAGES[name]
 
@@ -309,7 +322,7 @@ def test_guides(name: str, tokenizer: Tokenizer) -> None:
         assert not matches(tokenizer, one, by_transformers(name, "", GOOD[:2]))
 
 
-@every_language
+@written_otherwise
 def test_forced_answers_are_read_from_the_prefix_on(name: str) -> None:
     form = LANGUAGES[name]
     for calls in ([GOOD[1]], GOOD[:2]):
@@ -328,44 +341,128 @@ def test_what_guides_of_tags_do_not_keep_is_said() -> None:
     number = {"type": "number", "minimum": 5}
     properties = {"a": text, "b": optional, "c": number, "d": {"enum": ["x", "y"]}, "e<": {"type": "string"}}
     schema = {"type": "object", "properties": properties, "required": ["a"]}
-    assert set(form.unguided(Function("f", schema))) == {"maxLength", "pattern"}
+    assert not form.unguided(Function("f", schema))
+    odd = [{"type": "string", "pattern": "^a|b$"}, {"type": "string", "pattern": "(^a)"}, {"type": ["string", "null"],
+           "maxLength": 5}, {"type": "string", "minLength": 5000}, {"type": "string", "format": "email"}]  # fmt: skip
+    for part, keyword in zip(odd, ["pattern", "pattern", "maxLength", "minLength", "format"], strict=True):
+        assert set(form.unguided(Function("f", {"type": "object", "properties": {"a": part}}))) == {keyword}
     assert set(form.unguided(Function("f", {**schema, "required": ["e<"], "minProperties": 1}))) == {
-        "maxLength", "pattern", "required", "minProperties"
+        "required", "minProperties"
     }  # fmt: skip
     assert not form.unguided(Function("f", {"type": "object", "properties": {"b": optional, "c": number}}))
     assert not LANGUAGES["mistral_args"].unguided(Function("f", schema))
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("marks_are_tokens", [True, False])
-@pytest.mark.parametrize("special", [True, False])
-def test_guides_of_free_answers_let_a_model_think(
-    tmp_path: Path, name: str, marks_are_tokens: bool, special: bool
+DEEP = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/Tree"},
+        "Kind": {"enum": ["a", 1, None, [True, {"x": "y"}]]},
+        "rows": {"type": "array", "items": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "string"}]}},
+        "map": {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": {"type": "number"}},
+        "free": {},
+        "code": {"type": ["string", "null"], "pattern": "^[A-Z<]+$", "maxLength": 3},
+    },
+    "required": ["Kind"],
+    "additionalProperties": False,
+    "$defs": {
+        "Tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/Tree"}}, "additionalProperties": False}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_good"),
+    [
+        ({"Kind": "a"}, True),
+        ({"Kind": 1, "tree": {"left": {"left": {}}}}, True),
+        ({"Kind": None, "rows": [1, "x<", 9], "free": {"a": [1.5, {"b": "c"}]}}, True),
+        ({"Kind": [True, {"x": "y"}], "map": {"n": True, "other": 5}}, True),
+        ({"Kind": 1, "free": "text"}, True),
+        ({"Kind": 1, "code": "AB<"}, True),
+        ({"Kind": 1, "code": None}, True),
+        ({"Kind": 1, "code": "ABCD"}, False),
+        ({"Kind": 1, "code": "a"}, False),
+        ({}, False),
+        ({"Kind": "b"}, False),
+        ({"Kind": 1, "tree": {"right": {}}}, False),
+        ({"Kind": 1, "rows": [10]}, False),
+        ({"Kind": 1, "rows": 5}, False),
+        ({"Kind": 1, "map": {"n": 5}}, False),
+        ({"Kind": 1, "map": {"other": "x"}}, False),
+        ({"Kind": 1, "more": 1}, False),
+    ],
+)
+def test_schemas_inside_of_arguments_without_quotation_marks(
+    tokenizer: Tokenizer, arguments: dict[str, Any], is_good: bool
 ) -> None:
-    """Marks of reasoning that are tokens, special or not, are no text to a grammar."""
-    write_byte_tokenizer(tmp_path)
-    tokenizer = Tokenizer.from_dir(tmp_path)
-    assert tokenizer is not None
-    form = OTHERS[name]
-    thinking = ("<think>", "</think>")
-    marks = sorted({*thinking, *(form.markers if marks_are_tokens else ())})
-    tokenizer.backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    form = LANGUAGES["gemma4"]
 
     def token_of(text: str) -> int | None:
-        return tokenizer.backend.token_to_id(text) if text in marks else None
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return found if (found := tokenizer.backend.token_to_id(text)) in added else None
 
-    thoughts = [tokenizer.backend.token_to_id(mark) for mark in thinking]
-    objects = {"hermes": '<tool_call>\n{"name": "f", "arguments": ARGS}\n</tool_call>',
-               "llama3_json": '{"name": "f", "parameters": ARGS}',
-               "mistral": '[TOOL_CALLS][{"name": "f", "arguments": ARGS}]'}  # fmt: skip
+    guide = form.free([Function("f", DEEP)], True, token_of)
+    text = by_transformers("gemma4", "", [("f", arguments)]).replace("None", "null")
+    assert matches(tokenizer, guide, text) == is_good, text
+    assert not form.unguided(Function("f", DEEP))
 
-    def call(age: int) -> str:
-        if name in objects:
-            return objects[name].replace("ARGS", json.dumps({"age": age}))
-        return by_transformers(name, "", [("f", {"age": age})])
 
-    guide = form.free(FUNCTIONS, True, token_of, thoughts)
-    for before in ("", "<think>\nso\n</think>\n\n", "so\n</think>", "<think></think>"):
-        assert matches(tokenizer, guide, f"{before}hello")
-        assert matches(tokenizer, guide, f"{before}{call(5)}"), before
-        assert name == "pythonic" or not matches(tokenizer, guide, f"{before}{call(-5)}"), before
+def test_what_guides_of_braces_do_not_keep_is_said() -> None:
+    properties = {
+        "a": {"type": "string", "pattern": "^a|b$", "maxLength": 5},
+        "b": {"type": "array", "minItems": 2},
+        "c": {"enum": ["x", "y"], "minLength": 1},
+        "d:": {"type": "string"},
+        "e": {"type": "object", "minProperties": 1},
+    }
+    found = LANGUAGES["gemma4"].unguided(
+        Function("f", {"type": "object", "properties": properties, "required": ["d:"]})
+    )
+    assert set(found) == {"pattern", "minItems", "minLength", "required", "minProperties"}
+
+
+TEXTS = [
+    ({"pattern": "^[a-z]+$"}, ["a", "xyz"], ["", "A", "a1", "a\nb"]),
+    ({"pattern": "b/[^^]"}, ["ab/c", "b/\n\nc", "b//"], ["", "ab", "b/^"]),
+    ({"pattern": "^(a|b)|c"}, None, []),
+    ({"pattern": r"^\$[0-9]$"}, ["$5"], ["5", "$", "$55"]),
+    ({"pattern": "^(?:x|y)"}, ["x", "yes"], ["z", ""]),
+    ({"minLength": 2, "maxLength": 4}, ["ab", "é😀\n", "abcd", "<</>"], ["", "a", "abcde"]),
+    ({"maxLength": 0}, [""], ["a"]),
+    ({"minLength": 3, "pattern": "^a*$"}, ["aaa", "aaaa"], ["aa", "aab"]),
+    ({"format": "date"}, ["2026-11-28"], ["2026-13-01", "today", "2026-11-28T"]),
+    ({"format": "date-time"}, ["2026-11-28T15:00:00Z", "2026-11-28T15:00:00.5+01:00"], ["2026-11-28", "15:00:00Z"]),
+    ({"format": "uuid"}, ["12345678-9abc-def0-1234-56789abcdef0"], ["12345678"]),
+    ({"format": "email"}, None, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(name for name, form in LANGUAGES.items() if isinstance(form, TaggedFormat)))
+@pytest.mark.parametrize(("said", "good", "bad"), TEXTS)
+def test_what_is_said_of_texts_without_quotation_marks(
+    tokenizer: Tokenizer, name: str, said: dict[str, Any], good: list[str] | None, bad: list[str]
+) -> None:
+    """It is kept, or said to be left."""
+    form = LANGUAGES[name]
+
+    def token_of(text: str) -> int | None:
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return found if (found := tokenizer.backend.token_to_id(text)) in added else None
+
+    schema = {"type": "object", "properties": {"a": {"type": "string", **said}}, "additionalProperties": False}
+    assert set(form.unguided(Function("f", schema))) == ({*said} if good is None else set())
+    for guide in (
+        form.free([Function("f", schema)], True, token_of),
+        form.forced([Function("f", schema)], True, token_of),
+    ):
+        is_forced = guide == form.forced([Function("f", schema)], True, token_of)
+        for texts, is_good in ((good or ["any"], True), (bad, False)):
+            for text in texts:
+                written = by_transformers(name, "", [("f", {"a": text})])
+                written = written.removeprefix(form.prefix) if is_forced else written
+                assert matches(tokenizer, guide, written) == is_good, text
+    end = form.tags.value[1]
+    if "minLength" in said:  # the reader ends the text at the first mark
+        text = by_transformers(name, "", [("f", {"a": f"a{end}aaaaa"})])
+        assert not matches(tokenizer, form.free([Function("f", schema)], True, token_of), text)

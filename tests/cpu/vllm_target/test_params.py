@@ -9,6 +9,7 @@ import pytest
 from kvforge.common.errors import RequestError
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.reasoning import ReasoningForm, after_reasoning
 from kvforge.vllm_engine.params import check_honoured, guide_fields, vllm_fields
 
 
@@ -89,6 +90,9 @@ def test_guides() -> None:
     tag = GuidedDecoding("structural_tag", {"triggers": ["<f>"], "structures": structures})  # type: ignore[arg-type]
     assert '_trig[lazy]: TAG_TEXT "<f>"' in guide_fields(tag)["grammar"]
     assert "TAG_TEXT <f>" in guide_fields(tag, ["<f>"])["grammar"], "a special token"
+    later = after_reasoning(ReasoningForm((5,), (6,)), GuidedDecoding("regex", "a+"))
+    grammar = guide_fields(later)["grammar"]
+    assert "<[6]>" in grammar and "start: /a+/" in grammar and not grammar.startswith("{"), "vLLM takes Lark here"
     with pytest.raises(RequestError, match="no JSON object"):
         guide_fields(GuidedDecoding("json_schema", "[1]"))
 

@@ -25,7 +25,6 @@ REASONS = {
     "audio": "only text is generated",
     "background": "answers are not stored",
     "conversation": "conversations are not stored",
-    "echo": "excludes logprobs",
     "embeddings": "computes no embeddings",
     "functions": "OpenAI's older form",
     "include": "log-probabilities are returned by the other endpoints",

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from kvforge.runtime.requests.guided_decoding import MAX_GUIDE_BYTES, GuidedDecoding
 
@@ -77,6 +78,16 @@ def hostile_guides() -> Iterator[tuple[str, str, str]]:
         )
     texts = {f"p{i}": {"type": "string"} for i in range(900)}
     yield "embedded colons", "ebnf_grammar", "start: %json " + json.dumps({"properties": texts})
+    around: dict[str, Any] = {"opens": [5], "closes": [6], "kind": "json"}
+    yield "reasoning", "after_reasoning", json.dumps(around)
+    yield "reasoning of many marks", "after_reasoning", json.dumps({**around, "closes": [6] * 20_000})
+    yield "reasoning without text", "after_reasoning", json.dumps({**around, "then": ['"\\\n'] * 9000})
+    yield "reasoning of a budget", "after_reasoning", json.dumps({**around, "budget": 2**31 - 1, "repeats": True})
+    within = {**around, "kind": "ebnf_grammar", "guide": 'start: "a" | "}" }\nb: "'}
+    yield "reasoning and braces", "after_reasoning", json.dumps(within)
+    deep = {**around, "kind": "ebnf_grammar", "guide": "start: " + _nested("(", '"a"', ")")}
+    yield "reasoning nested", "after_reasoning", json.dumps(deep)
+    yield "reasoning in reasoning", "after_reasoning", json.dumps({**around, "kind": "after_reasoning"})
     yield "tags", "structural_tag", json.dumps({"triggers": ["<"], "structures": [{"begin": "<a", "end": ""}] * 1000})
 
 

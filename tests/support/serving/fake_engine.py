@@ -13,12 +13,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.manifest import MANIFEST_FILE, load_manifest
+from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import FinishReason
 from kvforge.runtime.step.work import Work, WorkListener
 from kvforge.serving.engine import allowance, process
 
@@ -90,7 +91,7 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self.sequences)
 
-    def step(self) -> list[SimpleNamespace]:
+    def step(self) -> list[SequenceOutput]:
         self.listener(Work("decode", len(self.sequences)))
         self._be_odd()
         time.sleep(self.step_s)
@@ -103,21 +104,9 @@ class FakeEngine:
             finished = sequence.num_generated == sequence.params.max_tokens or len(sequence.tokens) >= self.max_seq_len
             if finished:
                 del self.sequences[request_id]
-            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0, rank=1, top={})]
-            reason = "length" if finished else None
-            outputs.append(
-                SimpleNamespace(
-                    request_id=request_id,
-                    index=0,
-                    new_token_ids=[token],
-                    logprobs=logprobs,
-                    finished=finished,
-                    finish_reason=reason,
-                    stop_reason=None,
-                    logits=None,
-                    metrics=None,
-                )
-            )
+            logprobs = None if sequence.params.logprobs is None else [TokenLogprobs(token, -1.0, 1, {})]
+            reason: FinishReason | None = "length" if finished else None
+            outputs.append(SequenceOutput(request_id, 0, [token], logprobs, finished, reason))
         return outputs
 
     def _be_odd(self) -> None:

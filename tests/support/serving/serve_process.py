@@ -20,10 +20,10 @@ FAKE = ("tests.support.serving.fake_serve",)
 """The program of `ServeProcess` whose engine computes nothing."""
 READY_S = 270.0
 """Longer than the supervisor gives a start before it tries another one."""
-FREE_PORTS = tuple(word for name in PORTS if name != "openai" for word in (f"--{name}-port", "0"))
+FREE_OPENAI = tuple(word for name in PORTS for word in (f"--{name}-port", "0"))
 """Options of `kvforge serve` with which tests beside each other do not meet."""
-FREE_OPENAI = ("--openai", *FREE_PORTS, "--openai-port", "0")
-"""The same, with the gateway."""
+FREE_PORTS = ("--no-openai", *FREE_OPENAI[:-2])
+"""The same, without the gateway."""
 
 
 class ServeProcess:
@@ -41,15 +41,18 @@ class ServeProcess:
     ) -> None:
         self._process = _start(engine_dir, options, env, program)
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        said = ""
+        while "health " not in said and (line := self._process.stdout.readline()):
+            said += line
         found = re.search(
-            r"HTTP (http://\S+:\d+), gRPC (\S+:\d+), metrics (http://\S+:\d+/metrics), health (http://\S+:\d+)",
-            line,
+            r"HTTP (http://\S+:\d+)\b.*gRPC (\S+:\d+)\b.*metrics (http://\S+:\d+/metrics).*health (http://\S+:\d+)",
+            said,
+            re.DOTALL,
         )
         if found is None:
             self._process.kill()
-            raise AssertionError(f"the server did not start: {line}{self._process.communicate()[1]}")
-        openai = re.search(r"OpenAI (http://\S+)", line)
+            raise AssertionError(f"the server did not start: {said}{self._process.communicate()[1]}")
+        openai = re.search(r"OpenAI (http://\S+)", said)
         self.openai_url = "" if openai is None else openai[1]
         self.http_url, self.grpc_url, self.metrics_url, self.health_url = found.groups()
 

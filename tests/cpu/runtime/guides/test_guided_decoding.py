@@ -2,10 +2,12 @@
 
 import functools
 import json
+import math
 import random
 import re
 
 import pytest
+from tokenizers import AddedToken
 
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
@@ -99,6 +101,31 @@ def test_json_cannot_be_filled_up_with_blanks():
     text = run_one(llm, guided("json_schema", json.dumps(schema), logit_bias=blanks, max_tokens=400)).text
     assert json.loads(text) == [1, 1]
     assert "\n\n" not in text and "  \n" not in text
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("budget", [None, 0, 7])
+def test_reasoning_comes_before_a_guided_text(begun, budget):
+    """Of any length within the budget, and without it only where the prompt has not begun it."""
+    tokenizer = byte_level()
+    marks = ("<think>", "</think>")
+    tokenizer.backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    begin, end = map(tokenizer.backend.token_to_id, marks)
+    llm = LLM(session=FakeSession(vocab_size=VOCAB_SIZE, max_seq_len=512), tokenizer=tokenizer, num_pages=1000)
+    guide = {"opens": [begin], "closes": [end], "begun": begun, "budget": budget, "breaks": 2}
+    guide |= {"kind": "json_schema", "guide": '{"enum": [{"a": 5}, {"b": "x"}]}'}
+    bias = {**few_blanks("byte-level"), begin: 30.0, end: -20.0 if budget else 4.0}
+    params = [guided("after_reasoning", guide, temperature=1.0, seed=seed, logit_bias=bias) for seed in range(20)]
+    lengths = set()
+    for output in llm.generate([[5, 6, index] for index in range(20)], params, use_tqdm=False):
+        (text,) = output.outputs
+        assert text.finish_reason == "stop" and (text.token_ids[0] == begin) == (not begun)
+        length = text.token_ids.index(end) - (not begun)
+        assert length <= (math.inf if budget is None else budget)
+        lengths.add(length)
+        answer = text.token_ids[text.token_ids.index(end) + 1 :]
+        assert json.loads(tokenizer.backend.decode(answer)) in ({"a": 5}, {"b": "x"}) and end not in answer
+    assert lengths == {0} if budget == 0 else max(lengths) == (budget or max(lengths)) > 3
 
 
 def test_structural_tags_bind_only_what_follows_a_trigger():

@@ -20,8 +20,9 @@ def test_hostile_guides_are_judged_or_refused():
     for name, result in results.items():
         assert result == "accepted" or (result.endswith(".") and "\n" not in result and len(result) < 450), name
     for name in ("references 1500", "rules 3500", "terminals 3500", "gbnf 2500", "large multipleOf", "two multipleOf",
-                 "embedded", "embedded spelt", "embedded late", "embedded references 1500"):  # fmt: skip
+                 "embedded", "embedded spelt", "embedded late", "embedded references 1500",
+                 "reasoning and braces", "reasoning nested", "reasoning in reasoning"):  # fmt: skip
         assert results[name] != "accepted", name
     for name in ("references 499", "rules 998", "values", "many words", "long value", "embedded references 399",
-                 "embedded colons"):  # fmt: skip
+                 "embedded colons", "reasoning", "reasoning of a budget"):  # fmt: skip
         assert results[name] == "accepted", name

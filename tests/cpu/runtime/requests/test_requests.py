@@ -108,7 +108,8 @@ def test_a_request_that_can_never_fit_the_pool_is_refused():
         ({"stop_token_ids": [-1]}, "stop_token_ids holds -1"),
         ({"stop_words_ids": [[]]}, "stop_words_ids holds ()"),
         ({"bad_words_ids": [3]}, "bad_words_ids holds 3"),
-        ({"prompt_logprobs": 0}, "not offered, because log-probabilities are those of generated tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs"),
     ],
 )
 def test_wrong_sampling_params(changes, says):

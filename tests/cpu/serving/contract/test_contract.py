@@ -26,8 +26,9 @@ from kvforge.serving.text_models.bls import FROM_PREPROCESSING, NOT_OFFERED, TO_
 CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
 EARLIER = json.loads(Path(__file__).with_name("earlier_contract.json").read_text())["inputs"]
 OWN = {
-    "stream_key", "stop_strings", "num_top_log_probs", "min_p",
+    "stream_key", "stop_strings", "num_top_log_probs", "min_p", "num_prompt_log_probs",
     "finish_reason", "stop_reason", "top_log_probs_ids", "top_log_probs",
+    "prompt_log_probs", "prompt_log_probs_ranks", "prompt_top_log_probs_ids", "prompt_top_log_probs",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ PAIRS: dict[str, tuple[Any, ...]] = {
     "retention_token_range_priorities": ([[5]], [[6]], RANGES),
     "guided_decoding_guide_type": ([[b"regex"]], [[b"ebnf_grammar"]], GUIDE),
     "guided_decoding_guide": ([[b"a"]], [[b"b"]], GUIDE), "stop_strings": ([[b"a"]], [[b"b"]]),
-    "num_top_log_probs": ([[1]], [[2]]), "min_p": ([[0.5]], [[0.25]]),
+    "num_top_log_probs": ([[1]], [[2]]), "num_prompt_log_probs": ([[1]], [[2]]), "min_p": ([[0.5]], [[0.25]]),
 }  # fmt: skip
 
 

@@ -69,12 +69,13 @@ def test_inputs_of_the_whole_contract() -> None:
         retention_token_range_priorities=[[80, 10]], guided_decoding_guide_type=np.array([[b"regex"]], object),
         guided_decoding_guide=np.array([[b"a+"]], object), return_generation_logits=[[True]],
         stop_strings=np.array([[b"end", b""]], object), num_top_log_probs=[[3]], min_p=[[0.25]],
+        num_prompt_log_probs=[[2]],
     )  # fmt: skip
     assert request.params == {
         "max_tokens": 9, "n": 1, "top_p": 0.5, "top_p_decay": 0.5, "top_p_min": 0.25, "top_p_reset_id": 3, "seed": 0,
         "logit_bias": {2: 1.5, 3: -2.0}, "draft_token_ids": [4, 5], "retention": [(0, 4, 80), (4, -1, 10)],
         "guided_decoding": {"kind": "regex", "guide": "a+"}, "return_logits": True, "stop": ["end"], "logprobs": 3,
-        "min_p": 0.25,
+        "min_p": 0.25, "prompt_logprobs": 2,
     }  # fmt: skip
 
 
@@ -126,6 +127,7 @@ def test_broken_word_tables_are_refused(table: list) -> None:
         ({"temperature": [[1.0, 2.0]]}, "'temperature' must hold one value, not 2"),
         ({"beam_width": [[2]]}, "'beam_width' cannot be used"),
         ({"num_top_log_probs": [[21]]}, "'num_top_log_probs' must be 0 to 20, not 21"),
+        ({"num_prompt_log_probs": [[-2]]}, "'num_prompt_log_probs' must be -1 to 20, not -2"),
         ({"retention_token_range_starts": [[1]]}, "1 'retention_token_range_starts', 0 'retention_token_range_ends'"),
         ({"embedding_bias": [[float("nan")]]}, "'embedding_bias' .* of token 0 is nan"),
         ({"draft_input_ids": [[-1]]}, "'draft_input_ids' holds -1"),

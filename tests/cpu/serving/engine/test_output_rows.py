@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
+from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.runtime.requests.sequence import RequestMetrics
 from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.request import GenerationRequest
@@ -25,10 +26,18 @@ EVERYTHING = GenerationRequest(
 )
 
 
+def prompt_scores() -> PromptScores:
+    scores = PromptScores(3, 2)
+    scores.logprobs[:], scores.ranks[:] = [-0.5, -2.5], [1, 30]
+    scores.top_ids[:], scores.top[:] = [[4, 9], [5, 8]], [[-0.5, -1.5], [-0.25, -1.25]]
+    scores.num_done = 2
+    return scores
+
+
 def outputs() -> list[SequenceOutput]:
     entry = TokenLogprobs(4, -0.5, 1, {4: -0.5, 9: -1.5})
     logits = [np.arange(6, dtype=np.float32), np.arange(6, dtype=np.float32) + 0.5]
-    last = SequenceOutput("9.0", 0, [4, 5], [entry, entry], True, "stop", (7, 8), METRICS, logits)
+    last = SequenceOutput("9.0", 0, [4, 5], [entry, entry], True, "stop", (7, 8), METRICS, logits, prompt_scores())
     return [SequenceOutput("8.0", 1, [6]), last]
 
 
@@ -55,6 +64,10 @@ def test_rows_come_back_as_they_were() -> None:
     assert rich.metrics["num_accepted_draft_tokens"] == 3
     assert rich.logits is not None
     np.testing.assert_array_equal(rich.logits, np.stack(outputs()[1].logits or []))
+    assert plain.prompt_scores is None and rich.prompt_scores is not None
+    assert (len(rich.prompt_scores), rich.prompt_scores.num_done) == (2, 2)
+    for got, want in zip(rich.prompt_scores.arrays, prompt_scores().arrays, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_metrics_come_with_every_row_where_that_was_asked_for() -> None:
@@ -81,14 +94,14 @@ def test_metrics_come_with_every_row_where_that_was_asked_for() -> None:
 
 
 def test_logits_are_split_over_messages_and_too_many_end_their_request(monkeypatch) -> None:
-    monkeypatch.setattr(engine_process, "MAX_BLOB_BYTES", 60)
+    monkeypatch.setattr(engine_process, "MAX_BLOB_BYTES", 120)
     messages = through_the_protocol([outputs()[1]] * 3)
     assert [len(rows) for rows in messages] == [1, 1, 1]
-    monkeypatch.setattr(engine_process, "MAX_BLOB_BYTES", 40)
+    monkeypatch.setattr(engine_process, "MAX_BLOB_BYTES", 90)
     ((plain, ended),) = through_the_protocol(outputs())
     assert plain.tokens == [6]
     assert (ended.finish_reason, ended.tokens) == ("error", [])
-    assert "48 bytes, over 40" in ended.stop_reason
+    assert "96 bytes, over 90" in ended.stop_reason
 
 
 def test_every_output_has_its_shape_and_type() -> None:
@@ -106,10 +119,20 @@ def test_every_output_has_its_shape_and_type() -> None:
         "kv_cache_alloc_total_blocks": [[12]], "kv_cache_alloc_new_blocks": [[10]], "acceptance_rate": [[0.75]],
         "total_draft_tokens": [[4]], "total_accepted_draft_tokens": [[3]], "arrival_time_ns": [[1]],
         "first_scheduled_time_ns": [[3]], "first_token_time_ns": [[5]], "last_token_time_ns": [[7]],
+        "prompt_log_probs": [[-0.5, -2.5]], "prompt_log_probs_ranks": [[1, 30]],
+        "prompt_top_log_probs_ids": [[[4, 9], [5, 8]]], "prompt_top_log_probs": [[[-0.5, -1.5], [-0.25, -1.25]]],
     }  # fmt: skip
     assert {name: arrays[name].tolist() for name in expected} == expected
     assert arrays["generation_logits"].shape == (1, 1, 2, 6)
     assert arrays["arrival_time_ns"].dtype == np.int64
+
+
+def test_prompts_come_with_the_first_response_alone() -> None:
+    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset({"output_ids", "prompt_log_probs"}))
+    active.add(StepOutput("9.0", 0, [4, 5], prompt_scores=prompt_scores()))
+    active.add(StepOutput("9.0", 0, [6], "length"))
+    found = [sorted(chunk_arrays(active, chunk)) for chunk in active.take()]
+    assert found == [["output_ids", "prompt_log_probs"], ["output_ids"], ["output_ids"]]
 
 
 @pytest.mark.parametrize("vocab_size", [2, 1])
