@@ -30,7 +30,7 @@ class Gateway:
 def run_gateway(server: TritonServer, folder: Path, **more: Any) -> Iterator[Gateway]:
     """Gives it when it answers; `folder` gets its log, `more` are options. It has ended afterwards."""
     port = choose_ports({"openai": (find_address("127.0.0.1"), 0)})["openai"]
-    options = GatewayOptions(engine=server.engine_dir, grpc=server.grpc_url, port=port, model_name=MODEL, **more)
+    options = GatewayOptions(engine=server.engine_dir, grpc=server.grpc_url, port=port, model_names=(MODEL,), **more)
     log = folder / "gateway.log"
     with log.open("wb") as sink, subprocess.Popen(gateway_command(options), stdout=sink, stderr=sink) as process:
         try:
