@@ -16,7 +16,7 @@ from kvforge.gateway.error_faces import MESSAGES, error_response, speaks_message
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
-from kvforge.gateway.left_header import LEFT_HEADER
+from kvforge.gateway.left_header import LEFT_HEADER, LEFT_TOOLS_HEADER
 from kvforge.gateway.messages.answer import MessagesFormat
 from kvforge.gateway.messages.models import model_info, models_page
 from kvforge.gateway.middleware import OPEN_PATHS, Front
@@ -181,7 +181,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     if options.cors_origin is not None:
         app.add_middleware(
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", LEFT_HEADER],
+            expose_headers=["x-request-id", "request-id", LEFT_HEADER, LEFT_TOOLS_HEADER],
         )  # fmt: skip
     front = Front(app, keys, options.max_requests, options.cors_origin, open_paths)
     return front

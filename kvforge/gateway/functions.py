@@ -17,6 +17,8 @@ MAX_NAME = 128
 """Characters, as OpenAI's newer endpoint and MCP allow."""
 _NAME = re.compile(f"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+TOOL_WITHOUT_EFFECT = {"cache_control": "a hint; equal prefixes of prompts are kept in any case"}
+"""Of a tool and of its function; no template gets to see it."""
 _MUST = ("required", "any")
 """Two names of one choice: a function must be called."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -84,8 +86,8 @@ def _function(name: str, tool: Any) -> tuple[Function, dict[str, Any]]:
     """A tool as it may be called and as the chat template gets it."""
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise bad_field(name, 'must be {"type": "function", "function": {"name": ..., "parameters": ...}}')
-    refuse_others(name, tool, ("type", "function"))
-    given = {key: value for key, value in tool["function"].items() if value is not None}
+    refuse_others(name, tool, ("type", "function", *TOOL_WITHOUT_EFFECT))
+    given = {k: value for k, value in tool["function"].items() if value is not None and k not in TOOL_WITHOUT_EFFECT}
     refuse_others(f"{name}.function", given, FUNCTION_FIELDS)
     if not isinstance(given.get("name"), str) or not _NAME.fullmatch(given["name"]):
         what = f"must be 1 to {MAX_NAME} letters, digits, dots, dashes and underscores"

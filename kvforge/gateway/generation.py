@@ -9,7 +9,7 @@ from typing import Any
 from kvforge.common.errors import RequestError
 from kvforge.gateway.engine_words import GUIDE
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.left_header import left_header
+from kvforge.gateway.left_header import left_header, left_tools_header
 from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
@@ -89,7 +89,7 @@ class Generation:
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Those of the answer."""
-        return left_header(self.left)
+        return [*left_header(self.left), *left_tools_header(self.asked.left_tools)]
 
     @property
     def num_choices(self) -> int:

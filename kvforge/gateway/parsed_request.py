@@ -54,6 +54,8 @@ class ParsedRequest:
         names: what the request calls the fields of kvforge.gateway.engine_words.
         looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
             first; None where there is none.
+        continuous_usage: the counts come with every event of a stream.
+        left_tools: types of tools that only another server could run, and that the model is not told of.
         left, left_by_looser: tools by name, and the keywords of their schemas that the guides leave to the model.
         echoes: the prompts' texts where they are to be repeated, as JSON writes them, without quotation marks.
     """
@@ -74,6 +76,8 @@ class ParsedRequest:
     empty: bool = False
     shown: dict[str, Any] = dataclasses.field(default_factory=dict)
     looser: bytes | None = None
+    continuous_usage: bool = False
+    left_tools: tuple[str, ...] = ()
     left: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     left_by_looser: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prompt_logprobs: int | None = None
@@ -109,6 +113,8 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
         "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
         "shown": asked.shown, "looser": None if asked.looser is None else len(asked.looser), "left": asked.left,
         "left_by_looser": asked.left_by_looser, "prompt_logprobs": asked.prompt_logprobs,
+        "continuous_usage": asked.continuous_usage,
+        "left_tools": asked.left_tools,
     }  # fmt: skip
     parts = (asked.template, *asked.prompts, *asked.echoes, asked.looser or b"")
     return b"".join((json.dumps(head).encode(), b"\n", *parts))
@@ -151,6 +157,8 @@ def unpack(data: bytes) -> ParsedRequest:
         left=head["left"],
         left_by_looser=head["left_by_looser"],
         prompt_logprobs=head["prompt_logprobs"],
+        continuous_usage=head["continuous_usage"],
+        left_tools=tuple(head["left_tools"]),
     )
 
 

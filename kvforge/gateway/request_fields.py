@@ -35,11 +35,13 @@ WITHOUT_EFFECT = {
     "user": "it names a person to whoever runs the server, and nothing is counted by person",
     "safety_identifier": "it does the same under OpenAI's newer name",
     "metadata": "it is stored beside an answer, and answers are not stored",
+    "store": "an answer is the same, stored or not; none is stored, and what asks for a stored one is refused",
     "service_tier": "it is a price, and there is one",
     "prompt_cache_key": "it is a hint; prefixes are found by their tokens",
     "prompt_cache_retention": "it is a hint; how long a prefix is kept depends on the memory that others need",
     "prediction": "it makes an answer faster, and changes no token",
     "spaces_between_special_tokens": "special tokens are never part of the text",
+    "cache_prompt": "it is a hint of llama.cpp's; equal prefixes of prompts are kept in any case",
 }
 """Of all endpoints: fields that any value may have, and why none has an effect."""
 
@@ -49,11 +51,18 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused unless its value asks for nothing; `code` is for programs."""
+    """A field that is refused unless its value asks for nothing: it is one of `neutral`, or a list of nothing but
+    `members`. `code` is for programs."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    members: tuple[str, ...] = ()
     code: str | None = None
+
+    def asks_nothing(self, value: Any) -> bool:
+        if isinstance(value, list) and self.members:
+            return all(entry in self.members for entry in value)
+        return any(value == neutral for neutral in self.neutral)
 
 
 _NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
@@ -65,13 +74,18 @@ REFUSED = {
     "tool_choice": Refused(_CHAT_ONLY, ("none", "auto")),
     "functions": Refused(_NO_FUNCTIONS, ([],)),
     "function_call": Refused(_NO_FUNCTIONS, ("none", "auto")),
-    "store": Refused("answers are not stored", (False,)),
     "modalities": Refused("only text is generated", (["text"],)),
     "audio": Refused("only text is generated"),
+    "reasoning": Refused("give reasoning_effort, or chat_template_kwargs", ({},)),
+    "include_reasoning": Refused("reasoning is returned beside the content; read the content alone", (True,)),
+    "thinking": Refused("give chat_template_kwargs, with what the model's template reads"),
+    "enable_thinking": Refused("give it in chat_template_kwargs"),
     "web_search_options": Refused("the server does not search the web"),
     "reasoning_effort": Refused(_CHAT_ONLY, ("none",)),
     "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
     "verbosity": Refused("the model has no levels of verbosity", ("medium",)),
+    "repeat_penalty": Refused("give repetition_penalty", (1,)),
+    "num_ctx": Refused("the context is that of the engine; leave it out"),
     "use_beam_search": Refused(_NO_BEAMS, (False,)),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
     "early_stopping": Refused(_NO_BEAMS, (False,)),
@@ -90,26 +104,31 @@ REFUSED = {
     "allowed_token_ids": Refused("use logit_bias or structured_outputs", ([],)),
 }
 
-
+INCLUDED = (
+    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+"""What `include` may ask for: reasoning stands in its item as text, which can be given back; all others are of
+items that no answer has."""
 RESPONSES_REFUSED = {
-    "store": REFUSED["store"],
     "previous_response_id": Refused("answers are not stored; send the whole conversation as input"),
     "conversation": Refused("conversations are not stored; send the whole conversation as input"),
     "background": Refused("answers are not stored, so that none can be fetched later", (False,)),
-    "include": Refused("nothing beside the text and the calls is returned", ([],)),
-    "max_tool_calls": Refused("the server runs no tools"),
+    "include": Refused("log-probabilities are returned by the other endpoints", members=INCLUDED),
     "prompt": Refused("prompts are not stored; give instructions and input"),
     "top_logprobs": Refused("log-probabilities are returned by the other endpoints", (0,)),
-    "truncation": Refused("inputs are not cut; shorten the input", ("disabled",)),
+    "truncation": Refused("inputs are not cut; shorten the input", ("disabled", "auto")),
     "stream_options": Refused("the last event has the usage in any case", ({}, {"include_obfuscation": False})),
 }
-"""Of /v1/responses."""
-
-STREAM_OPTIONS = frozenset({"include_usage"})
-STREAM_OPTIONS_REFUSED = {
-    "include_obfuscation": Refused("events are not padded", (False,)),
-    "continuous_usage_stats": Refused("the counts come at the end", (False,)),
+"""Of /v1/responses. An input that `truncation` "auto" would cut is refused in any case."""
+RESPONSES_WITHOUT_EFFECT = WITHOUT_EFFECT | {
+    "max_tool_calls": "it counts calls of tools that the server runs, and it runs none",
+    "client_metadata": "it is what Codex says of itself to whoever runs the server",
 }
+
+STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
+STREAM_OPTIONS_REFUSED = {"include_obfuscation": Refused("events are not padded", (False,))}
 
 
 def screen(
@@ -128,9 +147,8 @@ def screen(
         elif name in without_effect:
             continue
         elif name in refused:
-            entry = refused[name]
-            if not any(value == neutral for neutral in entry.neutral):
-                raise bad_field(name, f"is not supported: {entry.reason}", entry.code)
+            if not refused[name].asks_nothing(value):
+                raise bad_field(name, f"is not supported: {refused[name].reason}", refused[name].code)
         else:
             raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
     return fields
@@ -161,18 +179,27 @@ def integer(fields: dict[str, Any], name: str, low: int, high: int, default: int
     return value
 
 
-def include_usage(fields: dict[str, Any], stream: bool) -> bool:
-    """`stream_options.include_usage`. Raises ApiError."""
+@dataclass(frozen=True)
+class StreamOptions:
+    """`include_usage`: the counts come before the end; `continuous_usage`: and with every event."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+def stream_options(fields: dict[str, Any], stream: bool) -> StreamOptions:
+    """`stream_options`. Raises ApiError."""
     options = fields.get("stream_options")
     if options is None:
-        return False
+        return StreamOptions()
     if not stream:
         raise bad_field("stream_options", "is only for streams: set stream to true or leave it out")
     if not isinstance(options, dict):
         raise bad_field("stream_options", "must be an object")
     refuse_others("stream_options", options, {*STREAM_OPTIONS, *STREAM_OPTIONS_REFUSED})
     for name, entry in STREAM_OPTIONS_REFUSED.items():
-        if options.get(name) is not None and options[name] not in entry.neutral:
+        if options.get(name) is not None and not entry.asks_nothing(options[name]):
             raise bad_field(f"stream_options.{name}", f"cannot be used: {entry.reason}")
     given = {f"stream_options.{name}": value for name, value in options.items() if value is not None}
-    return flag(given, "stream_options.include_usage")
+    usage = flag(given, "stream_options.include_usage")
+    return StreamOptions(usage, flag(given, "stream_options.continuous_usage_stats") and usage)

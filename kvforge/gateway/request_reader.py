@@ -4,6 +4,7 @@ What this costs, the body decides. So it runs on the event loop for small bodies
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
 from kvforge.gateway.prompts import chat_text, completion_prompts, encode, json_texts
 from kvforge.gateway.request_body import parse
-from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
+from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, integer, screen, stream_options
 from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
@@ -75,7 +76,8 @@ class RequestReader:
             raise
 
     def _response(self, body: dict[str, Any]) -> ParsedRequest:
-        fields, shown = read_response_request(body, MAX_LETTERS * self._model.max_seq_len, self._model.sampling.values)
+        read = read_response_request(body, MAX_LETTERS * self._model.max_seq_len, self._model.sampling.values)
+        fields = read.chat
         fields["stream_options"] = {"include_usage": True} if flag(fields, "stream") else None
         self._check_name(fields)
         try:
@@ -84,7 +86,7 @@ class RequestReader:
             raise in_response_words(error) from None
         asks = "text.format" if "response_format" in fields else "tools"
         names = {PROMPT: "input", LENGTH: "max_output_tokens", GUIDE: asks}
-        return dataclasses.replace(asked, names=names, shown=shown)
+        return dataclasses.replace(asked, names=names, shown=read.shown, left_tools=read.left_tools)
 
     def _message(self, body: dict[str, Any], counted: bool) -> ParsedRequest:
         fields, is_omitted = read_message_request(body, self._model, counted)
@@ -159,8 +161,8 @@ class RequestReader:
     def _chat(self, fields: Fields, fills: bool = False) -> ParsedRequest:
         """`fills`: where more is asked for than the context holds, the answer may fill it."""
         use, prompt, begun = self._prompt(fields)
-        if "max_completion_tokens" in fields and "max_tokens" in fields:
-            raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
+        if len({json.dumps(fields[name]) for name in ("max_completion_tokens", "max_tokens") if name in fields}) > 1:
+            raise bad_field("max_tokens", "differs from max_completion_tokens, the same under another name; give one")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
         if fills and max_tokens is not None:
@@ -171,8 +173,9 @@ class RequestReader:
             max_tokens = self._model.max_seq_len - len(prompt)
         logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
         if not flag(fields, "logprobs"):
-            if logprobs is not None:
+            if logprobs:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
+            logprobs = None
         else:
             logprobs = logprobs or 0
         return self._asked(
@@ -203,10 +206,11 @@ class RequestReader:
         )
         params = dataclasses.replace(params, prompt_logprobs=of_prompt)
         stream = flag(fields, "stream")
-        usage = include_usage(fields, stream)
+        usage = stream_options(fields, stream)
+        counted = not stream or usage.include_usage
 
         def template(params: SamplingParams) -> bytes:
-            return request_template(params, vocab_size, stream, not stream or usage, self._options.request_timeout)
+            return request_template(params, vocab_size, stream, counted, self._options.request_timeout)
 
         def left(by: ToolGuide | None) -> dict[str, list[str]]:
             return {} if by is None else {name: list(keywords) for name, keywords in by.left.items()}
@@ -222,7 +226,8 @@ class RequestReader:
             stop=tuple(params.stop),
             logprobs=logprobs,
             stream=stream,
-            include_usage=usage,
+            include_usage=usage.include_usage,
+            continuous_usage=usage.continuous_usage,
             echoes=tuple(echoes),
             calls=calls,
             thinking=thinking,

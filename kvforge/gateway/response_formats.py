@@ -94,6 +94,7 @@ class _Format:
         # Every event is `_before`, the choice's own part, `_after`: the rest is the same all the time.
         self._before = f'data: {dumps(self._chunk_head)[:-1]},"choices":[{{'
         self._after = '}],"usage":null}\n\n' if self._asked.include_usage else "}]}\n\n"
+        self._usage = generation.usage if self._asked.continuous_usage else None
 
     def add(self, delta: Delta) -> None:
         choice = self._choices.get(delta.index)
@@ -180,7 +181,8 @@ class _Format:
     def _event(self, index: int, content: bytes, logprobs: Parts, end: bytes | None) -> bytes:
         before = f'{self._before}"index":{index},'.encode()
         reason = b'"finish_reason":null' if end is None else end
-        return b"".join((before, content, b',"logprobs":', *logprobs, b",", reason, self._after.encode()))
+        after = self._after if self._usage is None else f'}}],"usage":{dumps(self._usage.body)}}}\n\n'
+        return b"".join((before, content, b',"logprobs":', *logprobs, b",", reason, after.encode()))
 
 
 class CompletionFormat(_Format):

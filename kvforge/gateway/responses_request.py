@@ -1,14 +1,22 @@
 """Requests to /v1/responses as the chats that they are."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.request_fields import RESPONSES_REFUSED, Fields, refuse_others, screen
-from kvforge.tokenization.conversation import PART_FIELDS, PART_WITHOUT_EFFECT
+from kvforge.gateway.request_fields import (
+    REFUSED,
+    RESPONSES_REFUSED,
+    RESPONSES_WITHOUT_EFFECT,
+    Fields,
+    refuse_others,
+    screen,
+)
+from kvforge.tokenization.conversation import PART_TEXTS, PART_WITHOUT_EFFECT, part_text
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
-             "repetition_penalty", "seed", "stop", "logit_bias")  # fmt: skip
+             "repetition_penalty", "seed", "stop", "logit_bias", "stop_token_ids", "ignore_eos")  # fmt: skip
 _SAME = (*_SAMPLING, "model", "stream", "parallel_tool_calls", "chat_template_kwargs")
 KNOWN = frozenset({*_SAME, "input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "metadata",
                    "user", "reasoning"})  # fmt: skip
@@ -26,21 +34,35 @@ ITEM_FIELDS: dict[str, tuple[str, ...]] = {
 ITEM_WITHOUT_EFFECT = {
     "id": "it names an item of an earlier answer, and answers are not stored",
     "status": "it says how an item of an earlier answer ended",
+    "parsed_arguments": "it is what a client made of the arguments",
 }
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_REASONING_PARTS = ("reasoning_text", "summary_text")
+_REASONING_PARTS = {"reasoning_text": "text", "summary_text": "text"}
+OTHERS_TOOLS = frozenset({
+    "apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search", "image_generation",
+    "local_shell", "mcp", "namespace", "programmatic_tool_calling", "shell", "tool_search", "web_search",
+    "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
+})  # fmt: skip
+"""Types of tools that are no functions. Beside functions the model is not told of them, and the answer says which."""
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
           ("reasoning_effort", "reasoning.effort"), ("tool_choice.allowed_tools", "tool_choice"))  # fmt: skip
 
 
-def read_response_request(
-    body: dict[str, Any], max_text: int, defaults: Mapping[str, Any]
-) -> tuple[Fields, dict[str, Any]]:
-    """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one; no text of that
-    may be longer than `max_text` characters. `defaults` are of sampling. Raises ApiError."""
-    fields = screen(body, KNOWN, RESPONSES_REFUSED)
+@dataclass(frozen=True)
+class ResponseRequest:
+    """`chat`: the fields of the same request to /v1/chat/completions; `shown`: what the answer repeats of this one;
+    `left_tools`: types of tools that the model is not told of."""
+
+    chat: Fields
+    shown: dict[str, Any]
+    left_tools: tuple[str, ...] = ()
+
+
+def read_response_request(body: dict[str, Any], max_text: int, defaults: Mapping[str, Any]) -> ResponseRequest:
+    """What a body asks for; no text of what is shown may be longer than `max_text` characters. `defaults` are of
+    sampling. Raises ApiError."""
+    fields = screen(body, KNOWN, RESPONSES_REFUSED, RESPONSES_WITHOUT_EFFECT)
     chat: Fields = {name: fields[name] for name in _SAME if name in fields}
     instructions = fields.get("instructions")
     if not isinstance(instructions, str | None):
@@ -56,10 +78,8 @@ def read_response_request(
     reasoning = _reasoning(fields.get("reasoning", {}))
     if reasoning["effort"] is not None:
         chat["reasoning_effort"] = reasoning["effort"]
-    tools = fields.get("tools", [])
-    if not isinstance(tools, list):
-        raise bad_field("tools", "must be a list of functions")
-    chat["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    tools, left_tools = _tools(fields.get("tools", []))
+    chat["tools"] = [_as_in_chat(tool) for tool in tools]
     choice = fields.get("tool_choice", "auto")
     chat["tool_choice"] = _choice(choice)
     shown = {
@@ -75,7 +95,7 @@ def read_response_request(
         "top_p": fields.get("top_p", defaults["top_p"]),
         "user": _user(fields.get("user")),
     }
-    return chat, shown
+    return ResponseRequest(chat, shown, left_tools)
 
 
 def in_response_words(error: ApiError) -> ApiError:
@@ -119,6 +139,8 @@ def _is_thought(message: dict[str, Any]) -> bool:
 def _message(name: str, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in ITEM_FIELDS:
+        if kind == "item_reference":
+            raise bad_field(name, "refers to an item, and none is stored: give the item itself (clients: store false)")
         raise bad_field(
             name,
             "must be a message, a reasoning, a function_call or a function_call_output; other items are not supported",
@@ -142,24 +164,27 @@ def _message(name: str, item: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
 
 
-def _content(name: str, content: Any, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
+def _content(name: str, content: Any, kinds: Mapping[str, str] = PART_TEXTS) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_field(name, "must be text or a list of text parts")
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise bad_field(f"{name}[{index}]", f"is no {kinds[0]} or {kinds[1]}; the model reads only text")
-        refuse_others(f"{name}[{index}]", part, (*PART_FIELDS, *PART_WITHOUT_EFFECT))
-    return "".join(part["text"] for part in content)
+    texts = [part_text(part, kinds) for part in content]
+    for index, (part, text) in enumerate(zip(content, texts, strict=True)):
+        if text is None:
+            known = " or ".join(kind for kind in kinds if kind.endswith("_text"))
+            raise bad_field(f"{name}[{index}]", f"is no {known}; the model reads only text")
+        refuse_others(f"{name}[{index}]", part, ("type", kinds[part["type"]], *PART_WITHOUT_EFFECT))
+    return "".join(filter(None, texts))
 
 
 def _text_format(text: Any) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise bad_field("text", "must be an object with a format")
     for name, value in text.items():
-        if name != "format" and (name != "verbosity" or value not in (None, "medium")):
+        if name == "verbosity" and value is not None and not REFUSED[name].asks_nothing(value):
+            raise bad_field(f"text.{name}", f"is not supported: {REFUSED[name].reason}")
+        if name not in ("format", "verbosity"):
             raise bad_field(f"text.{name[:80]}", "cannot be used; leave it out")
     form = {"type": "text"} if text.get("format") is None else text["format"]
     if not isinstance(form, dict) or form.get("type") not in _FORMATS:
@@ -180,14 +205,28 @@ def _reasoning(reasoning: Any) -> dict[str, Any]:
     if not isinstance(reasoning, dict):
         raise bad_field("reasoning", "must be an object with an effort")
     for name, value in reasoning.items():
+        if name in ("summary", "generate_summary") and value == "auto":
+            continue  # the reasoning itself is returned, and it is for the server to choose
         if name != "effort" and value is not None:
             raise bad_field(f"reasoning.{name[:80]}", "cannot be used: no summary is written; leave it out")
     return {"effort": reasoning.get("effort"), "summary": None}
 
 
-def _tool(name: str, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise bad_field(name, "is no function: tools that the server would have to run are not supported")
+def _tools(given: Any) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The functions, and the types of what else there is beside them. Without any function all that the request offers
+    the model would be missing, and so it is refused."""
+    if not isinstance(given, list):
+        raise bad_field("tools", "must be a list of functions")
+    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in given]
+    for index, kind in enumerate(kinds):
+        if kind != "function" and (not isinstance(kind, str) or kind not in OTHERS_TOOLS or "function" not in kinds):
+            what = "is no function: tools that the server would have to run, and free-form ones, are not supported"
+            raise bad_field(f"tools[{index}]", what)
+    functions = [tool for tool, kind in zip(given, kinds, strict=True) if kind == "function"]
+    return functions, tuple(sorted({kind for kind in kinds if kind is not None} - {"function"}))
+
+
+def _as_in_chat(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 

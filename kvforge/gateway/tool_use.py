@@ -36,9 +36,9 @@ def tool_use(model: ServedModel, fields: Fields, tools: Tools | None) -> ToolUse
     asked = ToolUse(None, None if form is None else ToolGuide(form, {}), guide_field(fields))
     if tools is None or not tools.functions:
         return asked
-    if form is not None and tools.forced:
+    if form is not None and tools.forced and asked.field != "response_format":
         raise bad_field("tool_choice", "forces a call, which excludes another form of the text; leave out one of them")
-    if form is not None:
+    if form is not None and not tools.forced:
         return asked
     written = model.tool_format
     if written is None:

@@ -7,25 +7,34 @@ from typing import Any
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.tokenization.chat_template import OWN_NAMES, ChatTemplate
 from kvforge.tokenization.cut_json import cut_object
+from kvforge.tokenization.past_reasoning import REASONING, REASONING_LISTS, ReasoningError, past_reasoning
 
 MAX_ARGUMENTS_BYTES = 16 << 10
 """Of the arguments of a template as JSON."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OWN_NAMES = OWN_NAMES | {"chat_template", "continue_final_message"}
-_REASONING = ("reasoning_content", "reasoning")
-"""Two names of one text, what an assistant thought before it answered. Templates read either, so they get both."""
-MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", *_REASONING)
-EMPTY_MESSAGE_FIELDS = ("refusal", "function_call", "audio", "annotations")
+MESSAGE_FIELDS = ("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING, *REASONING_LISTS)
+MESSAGE_WITHOUT_EFFECT = {
+    "annotations": "an answer's own notes on its text, which no template reads",
+    "cache_control": "a hint; equal prefixes of prompts are kept in any case",
+    "id": "a client's own name of a message, which no template reads",
+    "parsed": "what a client made of the content",
+    "provider_specific_fields": "what a provider said beside the message, which is for that provider",
+}
+EMPTY_MESSAGE_FIELDS = ("function_call", "audio")
 """What a message may have where it says nothing; other values are refused."""
-PART_FIELDS = ("type", "text")
+PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The types of a message's parts, and the member of each that is its text."""
 PART_WITHOUT_EFFECT = {
     "annotations": "an answer's own notes on its text, which no template reads",
     "logprobs": "an answer's own figures",
-    "cache_control": "a hint; equal prefixes of prompts are kept in any case",
+    "cache_control": MESSAGE_WITHOUT_EFFECT["cache_control"],
+    "parsed": "what a client made of the text",
 }
 CALL_FIELDS = ("id", "type", "function")
 CALL_WITHOUT_EFFECT = {"index": "the place of a call among those of a stream, which the list has"}
 CALLED_FIELDS = ("name", "arguments")
+CALLED_WITHOUT_EFFECT = {"parsed_arguments": "what a client made of the arguments"}
 
 
 class FieldError(RequestError):
@@ -146,7 +155,7 @@ def _message(name: str, entry: Any, template_id: TemplateId) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise FieldError(name, "must be an object with role and content")
     for field in entry:  # of whatever value: a misspelt name must not go unnoticed
-        if field not in (*MESSAGE_FIELDS, *EMPTY_MESSAGE_FIELDS):
+        if field not in (*MESSAGE_FIELDS, *EMPTY_MESSAGE_FIELDS, *MESSAGE_WITHOUT_EFFECT):
             raise FieldError(f"{name}.{field[:80]}", "is not known; remove it")
     for field in EMPTY_MESSAGE_FIELDS:
         if entry.get(field):
@@ -154,21 +163,33 @@ def _message(name: str, entry: Any, template_id: TemplateId) -> dict[str, Any]:
     if entry.get("role") not in ROLES:
         raise FieldError(f"{name}.role", f"must be one of {', '.join(ROLES)}")
     calls = _calls(f"{name}.tool_calls", entry, template_id)
-    content = entry.get("content")
-    text = "" if calls and content in (None, []) else _content(f"{name}.content", content)
-    message: dict[str, Any] = {"role": entry["role"], "content": text}
+    message: dict[str, Any] = {"role": entry["role"], "content": _said(name, entry)}
     if calls:
         message["tool_calls"] = calls
-    for field in ("name", "tool_call_id", *_REASONING):
+    for field in ("name", "tool_call_id"):
         if entry.get(field) is not None:
             if not isinstance(entry[field], str):
                 raise FieldError(f"{name}.{field}", "must be text")
             message[field] = template_id(entry[field], None) if field == "tool_call_id" else entry[field]
-    thoughts = {message[field] for field in _REASONING if field in message}
-    if len(thoughts) > 1:
-        raise FieldError(f"{name}.reasoning", "differs from reasoning_content, the same under another name; give one")
-    message.update({field: thought for thought in thoughts for field in _REASONING})
-    return message
+    try:
+        thought = past_reasoning(entry)
+    except ReasoningError as error:
+        raise FieldError(f"{name}.{error.field}", error.what) from None
+    return message if thought is None else {**message, **dict.fromkeys(REASONING, thought)}
+
+
+def _said(name: str, entry: Mapping[str, Any]) -> str:
+    """The text of a message. An assistant may have said nothing, beside its calls or where its answer ended in its
+    reasoning; what it refused is what it said."""
+    content, refusal = entry.get("content"), entry.get("refusal")
+    if refusal is not None and not isinstance(refusal, str):
+        raise FieldError(f"{name}.refusal", "must be text")
+    if entry["role"] == "assistant" and content in (None, []):
+        return refusal or ""
+    text = _content(f"{name}.content", content)
+    if refusal and text:
+        raise FieldError(f"{name}.refusal", "excludes content: give one of them")
+    return refusal or text
 
 
 def _refuse_others(name: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -192,7 +213,7 @@ def _calls(name: str, entry: dict[str, Any], template_id: TemplateId) -> list[di
                 f"{name}[{index}]", 'must be {"id", "type": "function", "function": {"name", "arguments"}}'
             )
         _refuse_others(f"{name}[{index}]", call, (*CALL_FIELDS, *CALL_WITHOUT_EFFECT))
-        _refuse_others(f"{name}[{index}].function", function, CALLED_FIELDS)
+        _refuse_others(f"{name}[{index}].function", function, (*CALLED_FIELDS, *CALLED_WITHOUT_EFFECT))
         if not isinstance(call.get("id", ""), str):
             raise FieldError(f"{name}[{index}].id", "must be text")
         arguments = cut_object(function["arguments"] or "{}")
@@ -211,9 +232,16 @@ def _content(name: str, content: Any) -> str:
         raise FieldError(name, "must be text or a list of text parts")
     texts = []
     for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        text = part_text(part, PART_TEXTS)
+        if text is None:
             raise FieldError(f"{name}[{index}]", "is no text part; the model reads only text")
-        _refuse_others(f"{name}[{index}]", part, (*PART_FIELDS, *PART_WITHOUT_EFFECT))
-        texts.append(part["text"])
+        _refuse_others(f"{name}[{index}]", part, ("type", PART_TEXTS[part["type"]], *PART_WITHOUT_EFFECT))
+        texts.append(text)
     return "".join(texts)
+
+
+def part_text(part: Any, kinds: Mapping[str, str]) -> str | None:
+    """The text of a part of one of these types, each with the member that is its text; None where it is no such."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(kinds[kind]) if isinstance(kind, str) and kind in kinds else None
+    return text if isinstance(text, str) else None

@@ -91,7 +91,8 @@ RESPONSES = {name: dataclasses.replace(pair, more={}) for name, pair in SAMPLING
     "input": Pair("a", "b"), "instructions": Pair("a", "b"), "max_output_tokens": Pair(5, 6),
     "text": Pair({"format": {"type": "json_object"}}, {"format": {"type": "text"}}), "tools": Pair([FLAT], []),
     "tool_choice": Pair("auto", "none", {"tools": [FLAT]}), "reasoning": Pair({"effort": "low"}, {"effort": "high"}),
-    "parallel_tool_calls": Pair(True, False, {"tools": [FLAT]}), "metadata": Pair({"a": "b"}, {"a": "c"}),
+    "parallel_tool_calls": Pair(True, False, {"tools": [FLAT]}), "stop_token_ids": Pair([5], [6]),
+    "ignore_eos": Pair(True, False), "metadata": Pair({"a": "b"}, {"a": "c"}),
     "user": Pair("a", "b"), "chat_template_kwargs": Pair({"colour": "red"}, {"colour": "blue"}),
 }  # fmt: skip
 
@@ -129,8 +130,9 @@ class Walk:
 
 
 def in_message(name: str, value: Any) -> dict[str, Any]:
-    first = {"role": "assistant"} if name in ("tool_calls", "reasoning", "reasoning_content") else {"role": "user"}
-    return {"messages": [{**first, "content": "x", name: value}, *BASES[Endpoint.CHAT]["messages"]]}
+    first = {"role": "user"} if name in ("role", "content", "name", "tool_call_id") else {"role": "assistant"}
+    content = None if name == "refusal" else "x"
+    return {"messages": [{**first, "content": content, name: value}, *BASES[Endpoint.CHAT]["messages"]]}
 
 
 def in_call(name: str, value: Any) -> dict[str, Any]:
@@ -203,27 +205,37 @@ WALKS = {
     "chat": Walk(Endpoint.CHAT, request_fields.CHAT, CHAT, without_effect=request_fields.WITHOUT_EFFECT,
                  refused=request_fields.REFUSED),
     "responses": Walk(Endpoint.RESPONSES, responses_request.KNOWN, RESPONSES,
-                      without_effect=request_fields.WITHOUT_EFFECT, refused=responses_request.RESPONSES_REFUSED),
+                      without_effect=request_fields.RESPONSES_WITHOUT_EFFECT,
+                      refused=responses_request.RESPONSES_REFUSED),
     "message": Walk(Endpoint.CHAT, conversation.MESSAGE_FIELDS, {
         "role": Pair("user", "system"), "content": Pair("a", PARTS), "name": Pair("a", "b"),
         "tool_call_id": Pair("a", "b"), "tool_calls": Pair([CALL], []), "reasoning": Pair("a", "b"),
-        "reasoning_content": Pair("a", "b")}, in_message),
-    "part": Walk(Endpoint.CHAT, conversation.PART_FIELDS, {"type": Pair("text", "image"), "text": Pair("a", "b")},
-                 lambda name, value: in_message("content", [{**PARTS[0], name: value}]),
-                 conversation.PART_WITHOUT_EFFECT),
+        "reasoning_content": Pair("a", "b"), "refusal": Pair("a", "b"),
+        "reasoning_details": Pair([{"type": "reasoning.text", "text": "a"}], [{"summary": "b"}, {"data": "="}]),
+        "thinking_blocks": Pair([{"type": "thinking", "thinking": "a"}], [{"thinking": "b"}])},
+        in_message, conversation.MESSAGE_WITHOUT_EFFECT),
+    **{f"part {kind}": Walk(Endpoint.CHAT, ("type", text), {"type": Pair(kind, "image"), text: Pair("a", "b")},
+        lambda name, value, kind=kind, text=text: in_message("content", [{"type": kind, text: "x", name: value}]),
+        conversation.PART_WITHOUT_EFFECT) for kind, text in conversation.PART_TEXTS.items()},
     "call": Walk(Endpoint.CHAT, conversation.CALL_FIELDS, {
         "id": Pair("a", "b"), "type": Pair("function", "custom"),
         "function": Pair(CALL["function"], {"name": "g", "arguments": "{}"})}, in_call,
         conversation.CALL_WITHOUT_EFFECT),
     "called function": Walk(Endpoint.CHAT, conversation.CALLED_FIELDS, {
         "name": Pair("f", "g"), "arguments": Pair("{}", '{"a": 1}')},
-        lambda name, value: in_call("function", {**CALL["function"], name: value})),
+        lambda name, value: in_call("function", {**CALL["function"], name: value}),
+        conversation.CALLED_WITHOUT_EFFECT),
     "function": Walk(Endpoint.CHAT, functions.FUNCTION_FIELDS, {
         "name": Pair("f", "g"), "description": Pair("a", "b"), "parameters": Pair(OBJECT, OTHER),
         "strict": Pair(True, False)},
-        lambda name, value: {"tools": [{**TOOL, "function": {**TOOL["function"], name: value}}]}),
-    "stream_options": Walk(Endpoint.CHAT, request_fields.STREAM_OPTIONS, {"include_usage": Pair(True, False)},
-                           lambda name, value: {"stream": True, "stream_options": {name: value}},
+        lambda name, value: {"tools": [{**TOOL, "function": {**TOOL["function"], name: value}}]},
+        functions.TOOL_WITHOUT_EFFECT),
+    "tool": Walk(Endpoint.CHAT, ("type", "function"), {
+        "type": Pair("function", "custom"), "function": Pair(TOOL["function"], {**TOOL["function"], "name": "g"})},
+        lambda name, value: {"tools": [{**TOOL, name: value}]}, functions.TOOL_WITHOUT_EFFECT),
+    "stream_options": Walk(Endpoint.CHAT, request_fields.STREAM_OPTIONS, {
+        "include_usage": Pair(True, False), "continuous_usage_stats": Pair(True, False)},
+                           lambda name, value: {"stream": True, "stream_options": {"include_usage": True, name: value}},
                            refused=request_fields.STREAM_OPTIONS_REFUSED),
     "structured_outputs": Walk(Endpoint.CHAT, guides.STRUCTURED, {
         "json": Pair(OBJECT, OTHER), "json_object": Pair(True, False), "regex": Pair("a", "b"),
@@ -248,7 +260,7 @@ WALKS = {
         lambda name, value: {"messages": [{"role": "user", "content": "x", name: value}]}),
     **{f"block {kind}": Walk(Endpoint.MESSAGES, members, BLOCKS[kind], block(kind), messages.BLOCK_WITHOUT_EFFECT[kind])
        for kind, members in messages.BLOCK_FIELDS.items()},
-    "tool": Walk(Endpoint.MESSAGES, messages.TOOL_FIELDS, {
+    "message tool": Walk(Endpoint.MESSAGES, messages.TOOL_FIELDS, {
         "name": Pair("f", "g"), "description": Pair("a", "b"), "input_schema": Pair(OBJECT, OTHER),
         "strict": Pair(True, False)},
         lambda name, value: {"tools": [{**OWN_TOOL, name: value}]}, messages.TOOL_WITHOUT_EFFECT,
@@ -344,6 +356,9 @@ def test_what_is_refused_is_refused_by_name(reader: RequestReader, walk: str, na
     empty = outcome(reader, found, found.place(name, None))
     for value in found.refused[name].neutral:
         assert outcome(reader, found, found.place(name, value)) == empty, "a value that asks for nothing"
+    members = [*found.refused[name].members]
+    assert not members or outcome(reader, found, found.place(name, members)) == empty
+    assert not members or isinstance(outcome(reader, found, found.place(name, [*members, "odd"])), ApiError)
 
 
 @pytest.mark.parametrize("walk", WALKS)

@@ -378,5 +378,5 @@ def test_no_item_takes_the_place_of_another(items: str, said: list[tuple[str | N
         else {"role": "assistant", "content": f"a{at}"}
         for at, kind in enumerate(items)
     ]
-    chat, _ = read_response_request({"input": given}, 1000, {"temperature": 1.0, "top_p": 1.0})
+    chat = read_response_request({"input": given}, 1000, {"temperature": 1.0, "top_p": 1.0}).chat
     assert [(one.get("reasoning_content"), one["content"]) for one in chat["messages"]] == said

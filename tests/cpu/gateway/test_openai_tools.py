@@ -222,7 +222,7 @@ DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "structured_outputs": {"json_object": True}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.mode"),
         ({"tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools.mode"),
