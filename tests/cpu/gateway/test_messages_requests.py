@@ -413,8 +413,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "low"}}, "'output_config.effort' is not read by the model's chat template"),
     ({"output_config": {"format": {"type": "xml"}}}, "'output_config.format' must be"),
     ({"output_config": {"colour": "red"}}, "'output_config.colour' is not known"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": OBJECT}}, **tool(), "tool_choice": {"type": "any"}},
-     "'tool_choice' forces a call"),
     ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "'mcp_servers' is not supported"),
     ({"container": {"skills": []}}, "'container' is not supported"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'context_management' is not"),

@@ -145,7 +145,7 @@ def test_numbers_are_the_engines_and_asked_for_once(url: str, start: Callable[..
 
 
 def test_no_page_is_for_the_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path), "--no-page"]) == 1
+    assert main(["serve", str(tmp_path), "--no-openai", "--no-page"]) == 1
     assert capsys.readouterr().err == (
-        "kvforge: error: --no-page is for the OpenAI gateway: add --openai, or leave it out\n"
+        "kvforge: error: --no-page is for the OpenAI gateway: leave out --no-openai, or leave it out\n"
     )
