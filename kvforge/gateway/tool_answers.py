@@ -58,7 +58,9 @@ class ReadChatFormat(ChatFormat):
         self._of_choice: dict[int, _ReadChoice] = {}
 
     def add(self, delta: Delta) -> None:
-        own = self._of_choice.setdefault(delta.index, _ReadChoice(self._asked))
+        own = self._of_choice.get(delta.index)
+        if own is None:
+            own = self._of_choice[delta.index] = _ReadChoice(self._asked)
         events = own.reader.push(delta.text, delta.finish_reason is not None)
         text = "".join(event.text for event in events if isinstance(event, Text))
         before = own.num_bytes

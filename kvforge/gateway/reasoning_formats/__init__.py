@@ -1,10 +1,14 @@
 """The written formats of reasoning: one file each, found by listing this folder. A file has a FORMAT."""
 
+from collections.abc import Mapping
+from functools import cache
+
 from kvforge.gateway.reasoning_format import ReasoningFormat
 from kvforge.gateway.written_format import formats_in, the_recognised
 
 
-def reasoning_formats() -> dict[str, ReasoningFormat]:
+@cache
+def reasoning_formats() -> Mapping[str, ReasoningFormat]:
     """All formats by name."""
     return formats_in(__name__, __path__)
 

@@ -1,10 +1,14 @@
 """The written formats of tool calls: one file each, found by listing this folder. A file has a FORMAT."""
 
+from collections.abc import Mapping
+from functools import cache
+
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.written_format import formats_in, the_recognised
 
 
-def formats() -> dict[str, ToolFormat]:
+@cache
+def formats() -> Mapping[str, ToolFormat]:
     """All formats by name."""
     return formats_in(__name__, __path__)
 
