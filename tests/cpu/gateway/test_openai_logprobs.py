@@ -112,6 +112,17 @@ def test_prompt_logprobs_as_vllm_writes_them(client: openai.OpenAI, triton: Fake
     assert "prompt_logprobs" not in plain.model_extra
 
 
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 0}, {"best_of": 2}])
+def test_prompt_logprobs_beside_a_prompt_that_is_repeated_without(
+    client: openai.OpenAI, triton: FakeTriton, more: dict
+) -> None:
+    triton.script = lambda request: bytes_of("!", request)
+    answer = client.completions.create(model="tiny", prompt="ab", echo=True, extra_body={"prompt_logprobs": 0, **more})
+    (choice,) = answer.choices
+    assert choice.text == ("ab" if more == {"max_tokens": 0} else "ab!") and choice.logprobs is None
+    assert [entry and list(entry) for entry in choice.prompt_logprobs] == [None, [str(ord("b") + 3)]]
+
+
 def test_long_prompts_come_in_pieces(client: openai.OpenAI, triton: FakeTriton) -> None:
     """Other requests get their turn between them, and nothing is lost where they meet."""
     triton.script = lambda request: bytes_of("!", request)
@@ -126,6 +137,7 @@ def test_long_prompts_come_in_pieces(client: openai.OpenAI, triton: FakeTriton) 
     ("more", "param"),
     [
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True, "echo": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
