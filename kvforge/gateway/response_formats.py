@@ -204,7 +204,8 @@ class CompletionFormat(_Format):
         yield from (b'"text":"', self._echo(index), text, b'"')
 
     def _new_logprobs(self, index: int) -> Logprobs:
-        logprobs = CompletionLogprobs(self._bytes)
+        echoed = self._echo(index) if self._asked.echoes_logprobs else b""
+        logprobs = CompletionLogprobs(self._bytes, json.loads(b'"%b"' % echoed))
         if self._asked.echoes_logprobs:
             logprobs.add_first(memoryview(self._asked.prompts[index // self._asked.n]).cast("i")[0])
         return logprobs

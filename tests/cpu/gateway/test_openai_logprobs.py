@@ -169,6 +169,24 @@ def test_an_engine_that_has_none_is_heard(client: openai.OpenAI, triton: FakeTri
     assert "because the KV policy snapkv counts the attention" in error.value.message
 
 
+@pytest.mark.parametrize(
+    ("make", "ids", "echo", "offsets"),
+    [
+        (byte_level, ["<s>", "</s>", "a", "<s>", "b"], "</s>a<s>b", [0, 0, 4, 5, 8]),
+        (byte_fallback, ["<s>", "▁The", "▁fox"], "The fox", [0, 0, 3]),
+        (byte_fallback, ["▁", "▁The"], " The", [0, 1]),
+    ],
+)
+def test_offsets_into_a_repeated_prompt(make, ids: list[str], echo: str, offsets: list[int]) -> None:
+    """Special tokens count where the prompt has them written out, a space that the tokenizer puts first does not."""
+    tokenizer = make()
+    logprobs = CompletionLogprobs(TokenBytes(tokenizer, decoder_of(tokenizer)), echo)
+    first, *rest = [tokenizer.backend.token_to_id(token) for token in ids]
+    logprobs.add_first(first)
+    logprobs.add([TokenLogprobs(token, -1.0, 1, {}) for token in rest])
+    assert json.loads(b"".join(logprobs.take()))["text_offset"] == offsets
+
+
 def test_chat_format(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = lambda request: bytes_of("é!", request)
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "logprobs": True}
