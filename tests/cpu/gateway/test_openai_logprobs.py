@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -110,6 +111,16 @@ def test_prompt_logprobs_as_vllm_writes_them(client: openai.OpenAI, triton: Fake
     assert chat.choices[0].message.content == "!"
     plain = client.chat.completions.create(model="tiny", messages=messages)
     assert "prompt_logprobs" not in plain.model_extra
+
+
+def test_a_chat_holds_its_prompts_once(start: Callable[..., str], triton: FakeTriton) -> None:
+    """All choices have the same prompt, which the answer speaks of once."""
+    triton.script = lambda request: bytes_of("!", request)
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 200}], "extra_body": {"prompt_logprobs": 0}}
+    client = openai.OpenAI(base_url=f"{start(max_answer_bytes=40_000)}/v1", api_key="none", max_retries=0)
+    one, eight = (client.chat.completions.create(**ask, n=n) for n in (1, 8))
+    assert len(eight.choices) == 8
+    assert len(one.prompt_logprobs) > 200 and one.prompt_logprobs == eight.prompt_logprobs
 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": 0}, {"best_of": 2}])
