@@ -74,7 +74,8 @@ def choose_gateway(args: argparse.Namespace) -> str | None:
     """Decide whether there is a gateway, as ``args.openai``; returns why not, where nobody said so. A key of the
     command line is in the environment afterwards.
 
-    Raises KvforgeError where its options are given and there is none, or it is asked for and cannot be.
+    Raises KvforgeError where its options are given and there is none, one of them is out of its range, or a gateway is
+    asked for and cannot be.
     """
     streams = _streams(args)
     reason = None
@@ -85,18 +86,19 @@ def choose_gateway(args: argparse.Namespace) -> str | None:
         args.openai = reason is None
     if not args.openai:
         _check_no_options(args, reason)
-    elif args.api_key is not None:
+        return reason
+    GatewayOptions(model_names=_names(args), **{name: getattr(args, name) for name in LIMITS})  # refuses what is wrong
+    if args.api_key is not None:
         _take_key(args.api_key)
     return reason
 
 
 def gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) -> GatewayOptions:
     """Return what the gateway is started with; ``name`` is the model's where nobody gives one."""
-    names = args.served_model_name or ([] if name is None else [name])
     return GatewayOptions(
         address=doors.ip("openai"),
         port=args.openai_port,
-        model_names=tuple(dict.fromkeys(names)),
+        model_names=_names(args) or (() if name is None else (name,)),
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
         reasoning_format=args.reasoning_format,
@@ -109,6 +111,10 @@ def gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) ->
         log_format=args.log_format,
         log_level=args.log_level,
     )
+
+
+def _names(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(args.served_model_name or ()))
 
 
 def _take_key(key: str) -> None:

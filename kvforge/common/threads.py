@@ -29,7 +29,7 @@ def set_threads(asked: int | None, quota: Path = QUOTA) -> None:
         if asked < 1:
             raise KvforgeError(f"--threads is {asked}; give 1 or more.")
         os.environ[ENVIRONMENT] = str(asked)
-    elif ENVIRONMENT not in os.environ:
+    elif not os.environ.get(ENVIRONMENT):  # empty, as a file of settings may leave it, says nothing
         cores = cores_of_quota(quota)
         if cores is not None and cores < len(os.sched_getaffinity(0)):
             os.environ[ENVIRONMENT] = str(max(int(cores), 1))

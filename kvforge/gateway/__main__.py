@@ -11,7 +11,11 @@ from kvforge.serving.processes.watchdog import exit_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parse_options(argv)
+    try:
+        options = parse_options(argv)
+    except KvforgeError as error:
+        print(f"kvforge: {error}", file=sys.stderr)
+        return 1
     if options.exit_with_parent:
         exit_with_parent(lambda: remove_gateway_folder(options.state_file))
 

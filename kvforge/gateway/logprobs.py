@@ -54,14 +54,16 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """One choice's log-probabilities in the format of completions: four lists with an entry per token.
 
-    `top_logprobs` always holds the chosen one, too. `text_offset` counts characters, from `offset` on; a token offset
-    inside a character is that of its end.
+    `top_logprobs` always holds the chosen one, too. `text_offset` counts characters; a token offset inside a character
+    is that of its end.
     """
 
-    def __init__(self, token_bytes: TokenBytes, offset: int = 0) -> None:
+    def __init__(self, token_bytes: TokenBytes, echo: str = "") -> None:
+        """`echo` begins the text: the prompt, where its tokens come first."""
         self._token_bytes = token_bytes
         self._names = token_bytes.derived("completions", _completion_name)
-        self._offset = offset
+        self._offset = 0
+        self._echo = echo
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._clear()
 
@@ -92,8 +94,15 @@ class CompletionLogprobs:
             self._advance(entry.token_id)
 
     def _advance(self, token_id: int) -> None:
-        if not self._token_bytes.is_special(token_id):
-            self._offset += len(self._decoder.decode(self._token_bytes[token_id]))
+        raw = self._token_bytes[token_id]
+        if self._token_bytes.is_special(token_id):
+            # Text where a prompt has it written out. What begins a prompt by itself is not.
+            self._offset += len(raw.decode()) if self._echo.startswith(raw.decode(), self._offset) else 0
+            return
+        text = self._decoder.decode(raw)
+        if not self._offset and self._echo and not self._echo.startswith(" "):
+            text = text.removeprefix(" ")  # of the tokenizer, not of the prompt
+        self._offset += len(text)
 
     @property
     def num_bytes(self) -> int:

@@ -2,17 +2,23 @@
 
 import argparse
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime.requests.default_fields import AUTO, GENERATION_CONFIGS
 
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """One field per option; times in seconds. `engine` holds the tokenizer and limits, `grpc` is Triton's HOST:PORT."""
+    """One field per option; times in seconds. `engine` holds the tokenizer and limits, `grpc` is Triton's HOST:PORT.
+
+    Raises:
+        KvforgeError: a limit that lets nothing through, or a name of the model that is empty.
+    """
 
     engine: Path = Path()
     grpc: str = "127.0.0.1:8001"
@@ -53,6 +59,20 @@ class GatewayOptions:
     log_level: str = "info"
     exit_with_parent: bool = False
 
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise KvforgeError(f"{_option(name)} is {getattr(self, name)}: give 1 or more")
+        for name in _TIMES:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:  # NaN is neither
+                raise KvforgeError(f"{_option(name)} is {value}: give a number of seconds above 0")
+        if not all(name.strip() for name in self.model_names):
+            raise KvforgeError("a name of --served-model-name is empty: give one that clients can ask for")
+
+
+_COUNTS = ("max_body_bytes", "max_requests", "max_connections", "max_prompts", "max_n", "max_stop", "max_answer_bytes")
+_TIMES = ("request_timeout", "read_timeout", "header_timeout", "body_timeout", "write_timeout", "keep_alive")
 
 _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "engine": (Path, "directory that kvforge build wrote"),
@@ -105,6 +125,10 @@ _CHOICES = {
 }
 
 
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
 def help_of(field: str) -> str:
     """What a field is for."""
     return _TYPES_AND_HELP[field][1]
@@ -121,24 +145,24 @@ def gateway_command(options: GatewayOptions) -> list[str]:
     for item in dataclasses.fields(options):
         value = getattr(options, item.name)
         if item.name == "engine" or value != item.default:
-            name = f"--{item.name.replace('_', '-')}"
-            words = map(str, value) if isinstance(value, tuple) else [str(value)]
-            command += [name] if value is True else [name, *words]
+            name = _option(item.name)
+            values = value if isinstance(value, tuple) else (value,)
+            command += [name] if value is True else [f"{name}={each}" for each in values]
     return command
 
 
 def parse_options(argv: list[str] | None = None) -> GatewayOptions:
-    """The inverse of `gateway_command`."""
+    """The inverse of `gateway_command`. Raises KvforgeError as GatewayOptions."""
     parser = argparse.ArgumentParser(
         prog="kvforge.gateway", description="OpenAI-compatible HTTP server in front of Triton's gRPC endpoint."
     )
     for item in dataclasses.fields(GatewayOptions):
         kind, text = _TYPES_AND_HELP[item.name]
-        name = f"--{item.name.replace('_', '-')}"
+        name = _option(item.name)
         if kind is bool:
             parser.add_argument(name, action="store_true", help=text)
         elif kind is tuple:
-            parser.add_argument(name, nargs="+", default=item.default, help=text)
+            parser.add_argument(name, action="append", default=[], help=text)
         else:
             parser.add_argument(
                 name,

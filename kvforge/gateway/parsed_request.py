@@ -86,7 +86,7 @@ class ParsedRequest:
     @property
     def echoes_logprobs(self) -> bool:
         """The prompt is repeated with its log-probabilities."""
-        return bool(self.echoes) and self.prompt_logprobs is not None
+        return bool(self.echoes) and self.logprobs is not None and not self.silent
 
     def marks(self, known: dict[int, str]) -> dict[int, str]:
         """Of the marks that a model's text can have those that the answer is read by."""

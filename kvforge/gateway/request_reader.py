@@ -197,7 +197,7 @@ class RequestReader:
         looser: ToolGuide | None = None,
     ) -> ParsedRequest:
         of_prompt = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
-        if of_prompt is not None and flag(fields, "stream") and not echoes:
+        if of_prompt is not None and flag(fields, "stream") and OF_PROMPT not in names:
             raise bad_field("prompt_logprobs", "excludes stream: the prompt's come before all else; leave one out")
         vocab_size = self._model.manifest.vocab_size
         form = None if guide is None else guide.guide

@@ -101,17 +101,16 @@ class _Format:
         if choice is None:
             shown = self._asked.logprobs is not None and not self._asked.silent
             logprobs = self._new_logprobs(delta.index) if shown else None
-            apart = self._asked.prompt_logprobs is not None and not self._asked.echoes_logprobs
-            choice = self._choices[delta.index] = Choice(logprobs, PromptLogprobs(self._bytes) if apart else None)
+            prompt = PromptLogprobs(self._bytes) if self._says_of_prompt(delta.index) else None
+            choice = self._choices[delta.index] = Choice(logprobs, prompt)
         before = choice.num_bytes
         choice.text += dumps(delta.text)[1:-1].encode()
         if self._asked.kept and delta.logprobs is not None:
             choice.num_tokens += len(delta.logprobs)
             choice.logprob += sum(entry.logprob for entry in delta.logprobs)
-        if delta.prompt is not None:
-            place = choice.logprobs if choice.prompt is None else choice.prompt
-            assert place is not None
-            place.add(delta.prompt)
+        of_prompt = choice.logprobs if self._asked.echoes_logprobs else choice.prompt
+        if delta.prompt is not None and of_prompt is not None:
+            of_prompt.add(delta.prompt)
         if choice.logprobs is not None and delta.logprobs is not None:
             choice.logprobs.add(delta.logprobs)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
@@ -134,6 +133,10 @@ class _Format:
         yield b"]"
         yield from self._of_first_prompt()
         yield f',"usage":{dumps(usage)}}}'.encode()
+
+    def _says_of_prompt(self, index: int) -> bool:
+        """Whether log-probabilities of its prompt, apart from others, are returned that come with a choice."""
+        return self._asked.prompt_logprobs is not None and not self._asked.echoes_logprobs
 
     def _of_prompt(self, choice: Choice) -> Parts:
         """What a choice says of its prompt."""
@@ -206,7 +209,8 @@ class CompletionFormat(_Format):
         yield from (b'"text":"', self._echo(index), text, b'"')
 
     def _new_logprobs(self, index: int) -> Logprobs:
-        logprobs = CompletionLogprobs(self._bytes)
+        echoed = self._echo(index) if self._asked.echoes_logprobs else b""
+        logprobs = CompletionLogprobs(self._bytes, json.loads(b'"%b"' % echoed))
         if self._asked.echoes_logprobs:
             logprobs.add_first(memoryview(self._asked.prompts[index // self._asked.n]).cast("i")[0])
         return logprobs
@@ -254,6 +258,9 @@ class ChatFormat(_Format):
 
     def _new_logprobs(self, index: int) -> Logprobs:
         return ChatLogprobs(self._bytes)
+
+    def _says_of_prompt(self, index: int) -> bool:
+        return index == 0 and super()._says_of_prompt(index)
 
     def _of_first_prompt(self) -> Parts:
         prompt = self._choices[0].prompt

@@ -73,7 +73,7 @@ class CudaSession(Session):
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU,
-        valid until the next ``lower``."""
+        valid until the next ``lower``, or ``upper`` of others."""
         memory = list(itertools.chain.from_iterable(pools))
         step = step._replace(state=policy_inputs(step, self._policy))
         bucket = self._bucket(step.query_start, step.input_ids.shape[0], step, pools)

@@ -19,18 +19,22 @@ def score_prompts(
     batch: StepBatch,
     max_rows: int,
     upper: Callable[[UpperStep], torch.Tensor],
-) -> None:
-    """Fill in the ``prompt_scores`` of the plan's chunks; ``hidden`` is ``lower``'s of ``batch``.
+) -> torch.Tensor:
+    """Fill in the ``prompt_scores`` of the plan's chunks; ``hidden`` is ``lower``'s of ``batch``. Returns it, as a copy
+    where anything was filled in: sessions may put what goes past the cut where ``lower`` has left the step's own.
 
-    ``upper`` writes nothing, so that what it computes here changes nothing of the step. Each call has at most
+    ``upper`` writes nothing else, so that what it computes here changes nothing of the step. Each call has at most
     ``max_rows`` rows of one sequence.
     """
+    is_copy = False
     for row, (sequence, count) in enumerate(plan.prefills, start=len(plan.decodes)):
         for start, end in _pieces(sequence, count, max_rows):
             scores = sequence.prompt_scores
             assert scores is not None
+            hidden, is_copy = hidden if is_copy else hidden.clone(), True
             step = _rows_of(hidden, batch, row, start - sequence.num_computed, end - sequence.num_computed)
             _fill(scores, start, upper(step), sequence.tokens[start + 1 : end + 1])
+    return hidden
 
 
 def _pieces(sequence: Sequence, count: int, max_rows: int) -> Iterator[tuple[int, int]]:

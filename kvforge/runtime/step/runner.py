@@ -129,7 +129,7 @@ class Runner:
                 return None
         batch = self._builder.build(plan, slots)
         hidden = self._lower(batch)
-        score_prompts(hidden, plan, batch, self._config.max_num_survivors, self._upper_of_prompt)
+        hidden = score_prompts(hidden, plan, batch, self._config.max_num_survivors, self._upper_of_prompt)
         if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
             return self._survivors_logits(hidden, batch)
         if self._exits is not None:

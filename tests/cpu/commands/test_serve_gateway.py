@@ -71,3 +71,21 @@ def test_a_model_may_have_several_names(engine: Path) -> None:
     args = make_parser().parse_args(["serve", str(engine)])
     choose_gateway(args)
     assert gateway_options(args, choose_doors(args, has_key=False), "other").model_names == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--max-n", "0", "--max-n is 0: give 1 or more"),
+        ("--max-answer-bytes", "-5", "--max-answer-bytes is -5: give 1 or more"),
+        ("--request-timeout", "nan", "--request-timeout is nan: give a number of seconds above 0"),
+        ("--keep-alive", "inf", "--keep-alive is inf: give a number of seconds above 0"),
+        ("--write-timeout", "0", "--write-timeout is 0.0: give a number of seconds above 0"),
+        ("--served-model-name", " ", "a name of --served-model-name is empty"),
+    ],
+)
+def test_limits_that_let_nothing_through_are_refused_before_an_engine_is_built(
+    option: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(KvforgeError, match=sentence):
+        chosen("owner/name", f"{option}={value}")

@@ -50,6 +50,14 @@ def test_what_is_asked_for_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.environ[ENVIRONMENT] == "3"
 
 
+def test_an_empty_variable_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text("300000 100000")
+    monkeypatch.setenv(ENVIRONMENT, "")
+    set_threads(None, file)
+    assert os.environ[ENVIRONMENT] == "3"
+
+
 def test_less_than_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KvforgeError, match="--threads is 0; give 1 or more"):
         set_threads(0)

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -112,6 +113,27 @@ def test_prompt_logprobs_as_vllm_writes_them(client: openai.OpenAI, triton: Fake
     assert "prompt_logprobs" not in plain.model_extra
 
 
+def test_a_chat_holds_its_prompts_once(start: Callable[..., str], triton: FakeTriton) -> None:
+    """All choices have the same prompt, which the answer speaks of once."""
+    triton.script = lambda request: bytes_of("!", request)
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 200}], "extra_body": {"prompt_logprobs": 0}}
+    client = openai.OpenAI(base_url=f"{start(max_answer_bytes=40_000)}/v1", api_key="none", max_retries=0)
+    one, eight = (client.chat.completions.create(**ask, n=n) for n in (1, 8))
+    assert len(eight.choices) == 8
+    assert len(one.prompt_logprobs) > 200 and one.prompt_logprobs == eight.prompt_logprobs
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 0}, {"best_of": 2}])
+def test_prompt_logprobs_beside_a_prompt_that_is_repeated_without(
+    client: openai.OpenAI, triton: FakeTriton, more: dict
+) -> None:
+    triton.script = lambda request: bytes_of("!", request)
+    answer = client.completions.create(model="tiny", prompt="ab", echo=True, extra_body={"prompt_logprobs": 0, **more})
+    (choice,) = answer.choices
+    assert choice.text == ("ab" if more == {"max_tokens": 0} else "ab!") and choice.logprobs is None
+    assert [entry and list(entry) for entry in choice.prompt_logprobs] == [None, [str(ord("b") + 3)]]
+
+
 def test_long_prompts_come_in_pieces(client: openai.OpenAI, triton: FakeTriton) -> None:
     """Other requests get their turn between them, and nothing is lost where they meet."""
     triton.script = lambda request: bytes_of("!", request)
@@ -126,6 +148,7 @@ def test_long_prompts_come_in_pieces(client: openai.OpenAI, triton: FakeTriton) 
     ("more", "param"),
     [
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True, "echo": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
@@ -155,6 +178,24 @@ def test_an_engine_that_has_none_is_heard(client: openai.OpenAI, triton: FakeTri
         client.completions.create(model="tiny", prompt="ab", extra_body=more)
     assert error.value.param == field
     assert "because the KV policy snapkv counts the attention" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("make", "ids", "echo", "offsets"),
+    [
+        (byte_level, ["<s>", "</s>", "a", "<s>", "b"], "</s>a<s>b", [0, 0, 4, 5, 8]),
+        (byte_fallback, ["<s>", "▁The", "▁fox"], "The fox", [0, 0, 3]),
+        (byte_fallback, ["▁", "▁The"], " The", [0, 1]),
+    ],
+)
+def test_offsets_into_a_repeated_prompt(make, ids: list[str], echo: str, offsets: list[int]) -> None:
+    """Special tokens count where the prompt has them written out, a space that the tokenizer puts first does not."""
+    tokenizer = make()
+    logprobs = CompletionLogprobs(TokenBytes(tokenizer, decoder_of(tokenizer)), echo)
+    first, *rest = [tokenizer.backend.token_to_id(token) for token in ids]
+    logprobs.add_first(first)
+    logprobs.add([TokenLogprobs(token, -1.0, 1, {}) for token in rest])
+    assert json.loads(b"".join(logprobs.take()))["text_offset"] == offsets
 
 
 def test_chat_format(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -101,7 +101,7 @@ def test_metrics(start: Callable[..., str], triton: FakeTriton) -> None:
 
 def test_options_survive_the_command_line(tmp_path: Path) -> None:
     options = GatewayOptions(
-        engine=tmp_path, port=0, model_names=("m", "m2"), chat_template=tmp_path / "t", request_timeout=1.5,
+        engine=tmp_path, port=0, model_names=("m", "-m2"), chat_template=tmp_path / "t", request_timeout=1.5,
         log_format="json", exit_with_parent=True, cors_origin="*",
     )  # fmt: skip
     assert parse_options(gateway_command(options)[3:]) == options

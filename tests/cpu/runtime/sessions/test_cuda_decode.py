@@ -10,17 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kvforge.manifest import load_manifest
-from kvforge.runtime import LLMEngine
+from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions import aot_package
 from kvforge.runtime.sessions import cuda as cuda_session
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession
-from kvforge.runtime.sessions.cuda_decode import GraphRecorder, batch_bucket, is_one_each, width_bucket
+from kvforge.runtime.sessions.cuda_decode import Capture, GraphRecorder, batch_bucket, is_one_each, width_bucket
 from kvforge.runtime.sessions.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.session import load_session
@@ -48,7 +49,13 @@ def rounding(engines: EngineShelf) -> float:
     return model_error(config_of(engines.checkpoint(SWIFTKV)), 5 * 8)
 
 
-def padded(session: CpuSession, capture: Recorder | None) -> CudaSession:
+def in_place(function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+    """As a ``Recorder``, with results where the function leaves them, as on a GPU."""
+    result = function()
+    return Recording(function, result), result
+
+
+def padded(session: CpuSession, capture: Capture | None) -> CudaSession:
     return CudaSession(session.manifest, {}, {"lower": session._lower, "upper": session._upper}, CPU, capture)
 
 
@@ -101,6 +108,21 @@ def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -
     assert sum(recording.num_replays for recording in recorder.recordings) > 20
 
 
+def test_rows_of_prompts_leave_the_steps_own_alone(cpu_session: CpuSession, rounding: float) -> None:
+    """A prompt that comes a token at a time shares steps with another request, and the place of hidden states."""
+    found = []
+    for session in (cpu_session, padded(cpu_session, in_place)):
+        engine = LLMEngine(session=session, num_pages=32, max_num_tokens=2, max_num_seqs=2)
+        greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, return_logits=True)
+        engine.add_request("first", [5, 6], greedy)
+        engine.add_request("asks", list(range(20, 30)), dataclasses.replace(greedy, prompt_logprobs=2))
+        outputs = [output for _ in iter(engine.has_unfinished, False) for output in engine.step()]
+        rows = {name: [o.logits[0] for o in outputs if o.request_id == name and o.logits] for name in ("first", "asks")}
+        found.append({name: torch.from_numpy(np.stack(logits)) for name, logits in rows.items()})
+    for name, expected in found[0].items():
+        assert_near(found[1][name], expected, rounding)
+
+
 def test_other_pools_are_captured_anew(cpu_session: CpuSession) -> None:
     recorder = Recorder()
     session = padded(cpu_session, recorder)
@@ -131,9 +153,9 @@ def test_graphs_of_all_sizes_share_the_memory_of_their_results(cpu_session: CpuS
     places: list[tuple[int, ...]] = []
 
     def capture(function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
-        result = function()
+        recording, result = in_place(function)
         places.append((result.data_ptr(), *result.shape))
-        return Recording(function, result), result
+        return recording, result
 
     session = CudaSession(
         cpu_session.manifest, {}, {"lower": cpu_session._lower, "upper": cpu_session._upper}, CPU, capture
