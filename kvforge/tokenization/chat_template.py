@@ -32,6 +32,7 @@ class ChatTemplate:
         environment = _environment()
         self._takes_text: dict[str, bool] = {}
         self._takes_later_system: dict[str, bool] = {}
+        self._takes_parts: dict[str, bool] = {}
         self._templates = {name: _compiled(environment, name, source) for name, source in self.sources.items()}
 
     @classmethod
@@ -78,6 +79,22 @@ class ChatTemplate:
             self._takes_later_system[name] = said["content"] in (self._probed(name, [asked, said]) or "")
         return self._takes_later_system[name]
 
+    def _as_parts(self, name: str, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages with their texts as lists of one part where a template writes nothing of a text, as those
+        of models of images do: the model would not see what was said."""
+        if name not in self._takes_parts:
+            text, part = "A TEXT", {"type": "text", "text": "A TEXT"}
+            shown = [self._probed(name, [{"role": "user", "content": content}]) or "" for content in (text, [part])]
+            self._takes_parts[name] = text not in shown[0] and text in shown[1] and str([part]) not in shown[1]
+        if not self._takes_parts[name]:
+            return list(messages)
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
     def _shows(self, name: str, arguments: Any) -> bool:
         """Whether a template writes a call with such arguments."""
         call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -115,7 +132,7 @@ class ChatTemplate:
             raise KvforgeError("the chat template does not show tools to the model; leave out tools, or give another")
         try:
             return self._templates[name].render(
-                messages=list(messages),
+                messages=self._as_parts(name, messages),
                 tools=None if tools is None else list(tools),
                 documents=None,
                 add_generation_prompt=add_generation_prompt,

@@ -124,7 +124,8 @@ def markdown(report: Report) -> str:
         f"{report['ratio']:.2f}",
         f"{100 * report['share']:.2f}% at {report['tokens_per_second']} tokens/s",
     ]
-    return markdown_table(head, [row])
+    command = f"`{report['command']}`, {report['date']}, {report['machine']}"
+    return f"{command}\n\n{markdown_table(head, [row])}"
 
 
 def main() -> int:

@@ -62,3 +62,31 @@ def test_damaged_tokenizer_files_are_one_sentence(tmp_path: Path, content: str, 
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(KvforgeError, match=message):
         ChatTemplate.from_dir(tmp_path)
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (PARTS, "<system>Be short.<user>Hi<a>"),
+        (EITHER, "Be short.Hi"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "Be short.Hi"),
+    ],
+)
+def test_a_template_that_writes_parts_alone_is_given_parts(source: str, written: str) -> None:
+    """transformers would leave out what was said; another template gets texts as they are."""
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+    template = ChatTemplate(source)
+    assert template.render(messages, add_generation_prompt=True) == written
+    answered = [*messages, {"role": "assistant", "content": "So"}]
+    assert template.render_open(answered).endswith("So")
+    assert messages[1] == {"role": "user", "content": "Hi"}
