@@ -188,7 +188,9 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
-        notes = StartNotes(display_of(args), "the engine, Triton" + (" and the gateway" if args.openai else ""))
+        notes = StartNotes(
+            display_of(args), "the engine, Triton and the gateway" if args.openai else "the engine and Triton"
+        )
         try:
             supervisor.run(announce, draining)
         finally:

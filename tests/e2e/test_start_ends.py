@@ -15,7 +15,7 @@ import pytest
 from kvforge.common.addresses import LOOPBACK, find_address
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS
-from tests.support.serving.serve_process import FREE_OPENAI, FREE_PORTS
+from tests.support.serving.serve_process import FREE_OPENAI, FREE_PORTS, without_notes
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 10.0
@@ -62,7 +62,7 @@ def failed_start(
     said, errors = process.communicate(timeout=120)
     ended = time.time()
     assert (process.returncode, said) == (1, ""), errors
-    errors = "".join(line for line in errors.splitlines(True) if "kvforge: st" not in line)  # that it starts, still
+    errors = without_notes(errors)
     assert errors.startswith("kvforge: error: ") and errors.count("\n") == 1, errors
     if note.exists():
         assert ended - float(note.read_text()) < WITHIN_S

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -88,10 +89,12 @@ def graph(module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dty
     return module
 
 
-def logits(model: Model, weight_dtype: torch.dtype | None, like: torch.dtype | None = None) -> list[Tensor]:
+def logits(
+    model: Model, weight_dtype: torch.dtype | None, like: torch.dtype | None = None, seed: int = 3
+) -> list[Tensor]:
     """Logits of every token, then those of the early exit where there is one, from one step of all tokens; by plain
     weights in the basis of an engine ``like`` that."""
-    config, tokens, weights = model.config, prompt(), converted(model, weight_dtype)
+    config, tokens, weights = model.config, prompt(seed), converted(model, weight_dtype)
     of_head = weights
     if like in (torch.int8, IN_STEPS):
         of_head, weights = (in_basis(model, weights, is_head) for is_head in (True, False))
@@ -141,17 +144,19 @@ def rounded_forward(
     return y if layer.float32_out else y.to(x.dtype)
 
 
-def prompt() -> Tensor:
-    return torch.randint(3, 320, (TOKENS,), generator=torch.Generator().manual_seed(3))
+def prompt(seed: int = 3) -> Tensor:
+    return torch.randint(3, 320, (TOKENS,), generator=torch.Generator().manual_seed(seed))
 
 
-def references(model: Model) -> list[Tensor]:
-    results = [reference_logits(model.config, model.weights, prompt())]
+def references(model: Model, seed: int = 3) -> list[Tensor]:
+    results = [reference_logits(model.config, model.weights, prompt(seed))]
     if model.config.early_exit:
-        results.append(reference_early_exit(model.config, model.weights, prompt()))
+        results.append(reference_early_exit(model.config, model.weights, prompt(seed)))
     return results
 
 
+PROMPTS = range(3, 12)
+"""Seeds of prompts whose logits are compared."""
 SMALL = {torch.int8: 0.05, IN_STEPS: 0.4}
 """What quantized weights and inputs change of the logits. With int8 each is off by half of 1/127 of its row's largest
 at most, 0.2% of it on average, and a layer has four products of two such operands: 3 layers move by about sqrt(24)
@@ -175,12 +180,19 @@ def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
     model: Model, weight_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bias, gate and residual of each layer are where the plain graph has them, and each weight where its name says:
-    far nearer than what quantizing changes, which is small itself."""
-    packed = logits(model, weight_dtype)
+    far nearer than what quantizing changes, which is small itself. Of most prompts: where attention rounds otherwise, a
+    code may turn, and one turned code moves as much as a quarter of that."""
+    packed = [logits(model, weight_dtype, seed=seed) for seed in PROMPTS]
     monkeypatch.setattr(Linear, "forward", lambda *args, **kwargs: rounded_forward(weight_dtype, *args, **kwargs))
-    for found, expected, exact in zip(packed, logits(model, None, weight_dtype), references(model), strict=True):
-        assert error(found, expected) < error(expected, exact) / 4
-        assert error(expected, exact) < SMALL[weight_dtype]
+    shares = []
+    for seed, results in zip(PROMPTS, packed, strict=True):
+        for found, expected, exact in zip(
+            results, logits(model, None, weight_dtype, seed), references(model, seed), strict=True
+        ):
+            assert error(expected, exact) < SMALL[weight_dtype]
+            shares.append(error(found, expected) / error(expected, exact))
+    assert median(shares) < 1 / 16, shares
+    assert max(shares) < 1, shares
 
 
 @pytest.mark.parametrize(("weight_dtype", "stored"), [(torch.int8, torch.int8), (IN_STEPS, torch.uint8)])

@@ -142,6 +142,7 @@ def test_generate_exits_with_1_if_a_sequence_failed(arguments, capsys, monkeypat
     tokenizer = byte_level()
     session = NoLogits(vocab_size=tokenizer.backend.get_vocab_size())
     monkeypatch.setattr("kvforge.runtime.llm.LLM", lambda *_, **__: LLM(session=session, tokenizer=tokenizer))
+    monkeypatch.setattr("kvforge.commands.generate.engine_of", lambda args, predicts: (args.engine, None))
     command = ["generate", "engine", "--prompt", "The fox", "--prompt", "dog", "--max-tokens", "4", "--ignore-eos"]
     assert main([*command, *arguments]) == 1
     captured = capsys.readouterr()

@@ -79,9 +79,9 @@ class ServeProcess:
         self._process.send_signal(signum)
 
     def wait(self, timeout_s: float = 180.0) -> tuple[int, str]:
-        """Exit status and standard error, once it has ended by itself."""
+        """Exit status and what it said of errors, once it has ended by itself."""
         _, errors = self._process.communicate(timeout=timeout_s)
-        return self._process.returncode, errors
+        return self._process.returncode, without_notes(errors)
 
     def __enter__(self) -> "ServeProcess":
         return self
@@ -102,10 +102,15 @@ class ServeProcess:
 
 
 def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and standard error of a server that is not to start."""
+    """Exit status of a server that is not to start, and what it said of errors."""
     process = _start(engine_dir, options, env, SERVE)
     _, errors = process.communicate(timeout=180)
-    return process.returncode, errors
+    return process.returncode, without_notes(errors)
+
+
+def without_notes(errors: str) -> str:
+    """Standard error without the lines that say that a server starts, or still does."""
+    return "".join(line for line in errors.splitlines(True) if not re.match(r"kvforge: (still )?starting ", line))
 
 
 def _start(
