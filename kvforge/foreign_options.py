@@ -34,8 +34,8 @@ ALIASES = {
     "--system": ("--system-prompt",),
     "--prompt": ("-p",),
     # measuring
-    "--input-len": ("--random-input-len",),
-    "--output-len": ("--random-output-len",),
+    "--input-len": ("--random-input-len", "-p"),
+    "--output-len": ("--random-output-len", "-n"),
     "--concurrency": ("--max-concurrency",),
 }
 """Options by their spellings elsewhere, whose values have the same form: any command that has the option takes them."""
@@ -59,6 +59,8 @@ NEAREST = {
     # formats
     "cache-type-k": "--kv-dtype",
     "cache-type-v": "--kv-dtype",
+    "ctk": "--kv-dtype",
+    "ctv": "--kv-dtype",
     "qformat": "--weight-dtype",
     # ranks and targets
     "backend": "--target",
@@ -72,7 +74,9 @@ NEAREST = {
     "speculative-config": "--speculative-method",
     "speculative-decoding-mode": "--speculative-method",
     "speculative-model": "--draft-engine",
+    "spec-type": "--speculative-method",
     "model-draft": "--draft-engine",
+    "md": "--draft-engine",
     # files
     "output-dir": "--output",
     "config": "--recipe",
@@ -89,6 +93,7 @@ _POSITIONAL = "name the engine or checkpoint without an option"
 _TEXT_ONLY = "engines take text alone"
 _GENERATES = "engines generate text; embeddings and ranks are not supported"
 _ONE_TARGET = "an engine is for one target, which kvforge build --target chooses"
+_OPERATORS = "operators are chosen by the target"
 _ONE_ENGINE = "a server has one engine: start one for each replica"
 
 OTHERWISE = {
@@ -97,10 +102,12 @@ OTHERWISE = {
     **dict.fromkeys(("paged-kv-cache", "use-paged-context-fmha", "remove-input-padding"), _ALWAYS),
     **dict.fromkeys((name[2:] for name in ALWAYS_ON), _ALWAYS),
     **dict.fromkeys(("ssl-keyfile", "ssl-certfile", "ssl-key-file", "ssl-cert-file"), _TLS),
-    **dict.fromkeys(("model", "checkpoint-dir", "engine-dir", "hf-repo"), _POSITIONAL),
+    **dict.fromkeys(("model", "m", "checkpoint-dir", "engine-dir", "hf-repo", "hf"), _POSITIONAL),
     **dict.fromkeys(("limit-mm-per-prompt", "mmproj", "max-multimodal-len"), _TEXT_ONLY),
     **dict.fromkeys(("embedding", "embeddings", "reranking", "runner"), _GENERATES),
-    **dict.fromkeys(("n-gpu-layers", "gpu-layers", "cpu-offload-gb", "swap-space", "weight-streaming"), _ONE_TARGET),
+    **dict.fromkeys(("n-gpu-layers", "ngl", "gpu-layers", "cpu-offload-gb", "swap-space"), _ONE_TARGET),
+    "weight-streaming": _ONE_TARGET,
+    **dict.fromkeys(("gemm-plugin", "gpt-attention-plugin", "attention-backend", "flash-attn", "fa"), _OPERATORS),
     "override-generation-config": "give --temperature, --top-p, --top-k, --min-p or --repetition-penalty",
     "enforce-eager": "graphs are compiled when an engine is built",
     **dict.fromkeys(("data-parallel-size", "enable-expert-parallel", "ep-size"), _ONE_ENGINE),
@@ -109,8 +116,6 @@ OTHERWISE = {
     "load-format": "checkpoints are read as safetensors",
     "download-dir": "HF_HOME says where the Hub's files go",
     "max-beam-width": "beam search is not supported",
-    "gemm-plugin": "operators are chosen by the target",
-    "gpt-attention-plugin": "operators are chosen by the target",
     "calculate-kv-scales": "kvforge quantize makes a checkpoint with scales of the cache",
 }
 """Options by a clause that says what there is in their place."""

@@ -25,6 +25,11 @@ class SuggestingParser(argparse.ArgumentParser):
             error.message += did_you_mean(value, action.choices or ())
             raise
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Leave out what a word of one dash only begins, which argparse abbreviates in any case: -n is not -np."""
+        word = option_string.partition("=")[0]
+        return [found for found in super()._get_option_tuples(option_string) if len(found[1]) <= len(word)]
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:

@@ -17,6 +17,10 @@ EVERY = set().union(*COMMANDS.values())
     [
         (["serve", "X", "--enable-lora"], "; LoRA adapters are not supported: merge them into the checkpoint\n"),
         (["serve", "X", "--cache-type-k", "q8_0"], "; the nearest option here is --kv-dtype\n"),
+        (["serve", "X", "--spec-type", "ngram"], "; the nearest option here is --speculative-method\n"),
+        (["serve", "X", "-ngl", "99"], "; an engine is for one target, which kvforge build --target chooses\n"),
+        (["serve", "X", "-fa"], "; operators are chosen by the target\n"),
+        (["serve", "-m", "X"], "; name the engine or checkpoint without an option\n"),
         (["build", "X", "--enable-prefix-caching"], "; this is always on\n"),
         (["serve", "X", "--max_model_len=8"], "; did you mean --max-model-len?\n"),
         (["build", "X", "--max_seq_len", "8"], "; did you mean --max-seq-len?\n"),
@@ -36,6 +40,20 @@ def test_a_hint_is_near_in_meaning_or_absent(words: list[str], hint: str, capsys
     with pytest.raises(SystemExit):
         main(words)
     assert capsys.readouterr().err.endswith(hint)
+
+
+@pytest.mark.parametrize("words", [["serve", "X", "-n", "4"], ["serve", "X", "-p", "4"], ["build", "X", "-n", "4"]])
+def test_a_short_option_is_not_the_beginning_of_another(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"unrecognized arguments: {' '.join(words[2:])}" in capsys.readouterr().err
+
+
+def test_short_options_are_taken_with_their_values_and_together() -> None:
+    parsed = make_parser().parse_args(["serve", "X", "-vc2048", "-np", "4"])
+    assert (parsed.max_seq_len, parsed.max_num_seqs) == (2048, 4)
+    parsed = make_parser().parse_args(["bench", "X", "-p", "8", "-n", "4"])
+    assert (parsed.input_len, parsed.output_len) == (8, 4)
 
 
 def test_no_hint_means_the_opposite_or_something_else() -> None:
