@@ -6,7 +6,7 @@ import pytest
 
 from kvforge.cli import make_parser
 from kvforge.foreign_options import ALIASES, ALWAYS_ON, NEAREST, OTHERWISE
-from kvforge.suggesting_parser import commands_of
+from kvforge.suggesting_parser import aliases_of, commands_of
 
 COMMANDS = commands_of(make_parser())
 WORDS = {
@@ -52,9 +52,11 @@ def test_every_alias_has_an_option_that_a_command_has() -> None:
     assert {option for _, option, _ in CASES} == set(ALIASES)
 
 
-def test_a_spelling_means_one_thing() -> None:
+def test_a_spelling_means_one_thing_to_a_command() -> None:
     spellings = [alias for aliases in ALIASES.values() for alias in aliases]
-    assert len(set(spellings)) == len(spellings)
+    for parser in COMMANDS.values():
+        own = [alias for action in parser._actions for alias in aliases_of(action)]
+        assert len(set(own)) == len(own)
     hints = {f"--{name}" for name in (*NEAREST, *OTHERWISE)} - set(ALWAYS_ON)
     assert not hints & set(spellings)
     own = {option for parser in COMMANDS.values() for action in parser._actions for option in action.option_strings}
