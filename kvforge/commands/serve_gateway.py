@@ -10,7 +10,7 @@ from kvforge.commands.serve_doors import Doors
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import names_checkpoint
 from kvforge.gateway.auth import ENVIRONMENT
-from kvforge.gateway.options import GatewayOptions, help_of, type_of
+from kvforge.gateway.options import GatewayOptions, help_of, option_of, type_of
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
 from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS
 from kvforge.serving.server.ports import PORTS
@@ -66,7 +66,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     page.add_argument("--open-page", action="store_true", help="open that page in a browser once the server is ready")
     for name in LIMITS:
         gateway.add_argument(
-            _option(name), type=type_of(name), default=getattr(GatewayOptions, name), metavar="N", help=help_of(name)
+            option_of(name), type=type_of(name), default=getattr(GatewayOptions, name), metavar="N", help=help_of(name)
         )
 
 
@@ -152,10 +152,6 @@ def _check_no_options(args: argparse.Namespace, reason: str | None) -> None:
     for option, default in OF_GATEWAY.items():
         value = getattr(args, option)
         if value is not None and value is not False and value != default:
-            raise KvforgeError(f"{_option(option)} is for the OpenAI gateway: {what}, or leave it out")
+            raise KvforgeError(f"{option_of(option)} is for the OpenAI gateway: {what}, or leave it out")
     if ENVIRONMENT in os.environ:
         raise KvforgeError(f"${ENVIRONMENT} is set, and only the OpenAI gateway has keys: {what}, or unset it")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

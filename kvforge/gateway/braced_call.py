@@ -23,7 +23,6 @@ class BracedCall(CallSteps):
         their arguments may have."""
         super().__init__()
         self._before, self._quote, self._types = before, quote, types
-        self._function = ""
         self._open: list[str] = []
         """The objects and lists that are begun."""
         self._is_empty = True
@@ -41,11 +40,7 @@ class BracedCall(CallSteps):
         return self._expect(self._before, self._called)
 
     def _called(self, events: list[Event]) -> bool:
-        name = self._name()
-        if name is None:
-            return False
-        self._function = name
-        return self._go(self._arguments) if name in self._types else self._is_text()
+        return self._expect_name(self._types, self._arguments)
 
     def _arguments(self, events: list[Event]) -> bool:
         if not self._held:

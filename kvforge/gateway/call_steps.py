@@ -1,7 +1,7 @@
 """What calls that are read step by step have in common."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Protocol
 
 from kvforge.gateway.call_events import Event
@@ -40,6 +40,7 @@ class CallSteps:
         self._taken = ""
         """The text of the steps before, in case that it is no call."""
         self._step: Callable[[list[Event]], bool]
+        self._function = ""
         self.ended = self.began = self.has_arguments = False
         self.text: str | None = None
 
@@ -89,6 +90,15 @@ class CallSteps:
         if found is None:
             return self._is_text()
         return self._go(then) if found else False
+
+    def _expect_name(self, names: Container[str], then: Callable[[list[Event]], bool]) -> bool:
+        """Go on with `then` behind the name of one of these functions, which is `_function` from here on; where another
+        name comes, it is no call."""
+        name = self._name()
+        if name is None:
+            return False
+        self._function = name
+        return self._go(then) if name in names else self._is_text()
 
     def _name(self) -> str | None:
         """The name that comes next, which is taken; None as long as it may go on."""

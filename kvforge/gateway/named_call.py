@@ -16,7 +16,6 @@ class NamedCall(CallSteps):
         self._names = names
         self._before, self._after = before, after
         self._marks = (after, id_mark) if id_mark else (after,)
-        self._function = ""
         self._end = JsonEnd()
         self._step = self._start if before else self._called
 
@@ -24,11 +23,7 @@ class NamedCall(CallSteps):
         return self._expect(self._before, self._called)
 
     def _called(self, events: list[Event]) -> bool:
-        name = self._name()
-        if name is None:
-            return False
-        self._function = name
-        return self._go(self._marked) if name in self._names else self._is_text()
+        return self._expect_name(self._names, self._marked)
 
     def _marked(self, events: list[Event]) -> bool:
         found = self._literal(*self._marks)

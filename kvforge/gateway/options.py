@@ -62,11 +62,11 @@ class GatewayOptions:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) < 1:
-                raise KvforgeError(f"{_option(name)} is {getattr(self, name)}: give 1 or more")
+                raise KvforgeError(f"{option_of(name)} is {getattr(self, name)}: give 1 or more")
         for name in _TIMES:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:  # NaN is neither
-                raise KvforgeError(f"{_option(name)} is {value}: give a number of seconds above 0")
+                raise KvforgeError(f"{option_of(name)} is {value}: give a number of seconds above 0")
         if not all(name.strip() for name in self.model_names):
             raise KvforgeError("a name of --served-model-name is empty: give one that clients can ask for")
 
@@ -125,7 +125,8 @@ _CHOICES = {
 }
 
 
-def _option(field: str) -> str:
+def option_of(field: str) -> str:
+    """What a field is called on a command line."""
     return f"--{field.replace('_', '-')}"
 
 
@@ -145,7 +146,7 @@ def gateway_command(options: GatewayOptions) -> list[str]:
     for item in dataclasses.fields(options):
         value = getattr(options, item.name)
         if item.name == "engine" or value != item.default:
-            name = _option(item.name)
+            name = option_of(item.name)
             values = value if isinstance(value, tuple) else (value,)
             command += [name] if value is True else [f"{name}={each}" for each in values]
     return command
@@ -158,7 +159,7 @@ def parse_options(argv: list[str] | None = None) -> GatewayOptions:
     )
     for item in dataclasses.fields(GatewayOptions):
         kind, text = _TYPES_AND_HELP[item.name]
-        name = _option(item.name)
+        name = option_of(item.name)
         if kind is bool:
             parser.add_argument(name, action="store_true", help=text)
         elif kind is tuple:

@@ -21,7 +21,6 @@ class PythonCall(CallSteps):
     def __init__(self, names: Set[str]) -> None:
         super().__init__()
         self._names = names
-        self._function = ""
         self._num_arguments = 0
         self._scanned, self._depth, self._quote = 0, 0, ""
         self._step = self._called
@@ -31,11 +30,7 @@ class PythonCall(CallSteps):
         return [Arguments(self._held.lstrip())] if self._step == self._value else []
 
     def _called(self, events: list[Event]) -> bool:
-        name = self._name()
-        if name is None:
-            return False
-        self._function = name
-        return self._go(self._open) if name in self._names else self._is_text()
+        return self._expect_name(self._names, self._open)
 
     def _open(self, events: list[Event]) -> bool:
         if not self._held:

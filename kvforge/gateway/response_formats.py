@@ -65,6 +65,12 @@ class Choice:
     def take_logprobs(self) -> Parts:
         return iter((b"null",)) if self.logprobs is None else self.logprobs.take()
 
+    def take_prompt(self) -> Parts:
+        """The member that says its prompt's log-probabilities; nothing where they are not apart."""
+        if self.prompt is not None:
+            yield b',"prompt_logprobs":'
+            yield from self.prompt.take()
+
     def end(self) -> bytes:
         """The fields that say why it ended."""
         reasons = f'"finish_reason":{dumps(self.finish_reason)},"stop_reason":{dumps(plain_stop(self.stop_reason))}'
@@ -216,9 +222,7 @@ class CompletionFormat(_Format):
         return logprobs
 
     def _of_prompt(self, choice: Choice) -> Parts:
-        if choice.prompt is not None:
-            yield b',"prompt_logprobs":'
-            yield from choice.prompt.take()
+        return choice.take_prompt()
 
     def _echo(self, index: int) -> bytes:
         return self._asked.echoes[index // self._asked.n] if self._asked.echoes else b""
@@ -263,10 +267,7 @@ class ChatFormat(_Format):
         return index == 0 and super()._says_of_prompt(index)
 
     def _of_first_prompt(self) -> Parts:
-        prompt = self._choices[0].prompt
-        if prompt is not None:
-            yield b',"prompt_logprobs":'
-            yield from prompt.take()
+        return self._choices[0].take_prompt()
 
 
 def plain_stop(reason: Any) -> Any:

@@ -41,7 +41,6 @@ class TaggedCall(CallSteps):
         in the text."""
         super().__init__()
         self._tags, self._types, self._closes = tags, types, closes
-        self._function = ""
         self._num_arguments = 0
         self._allowed: frozenset[str] = ANY_TYPE
         self._said = False
@@ -60,13 +59,7 @@ class TaggedCall(CallSteps):
         return self._expect(self._tags.name[0], self._called)
 
     def _called(self, events: list[Event]) -> bool:
-        name = self._name()
-        if name is None:
-            return False
-        self._function = name
-        if name not in self._types:
-            return self._is_text()
-        return self._go(self._named if self._tags.name[1] else self._next)
+        return self._expect_name(self._types, self._named if self._tags.name[1] else self._next)
 
     def _named(self, events: list[Event]) -> bool:
         return self._expect(self._tags.name[1], self._next)

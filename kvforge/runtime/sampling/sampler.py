@@ -101,6 +101,14 @@ def most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
     return best, [] if finite.all() else np.flatnonzero(~finite).tolist()
 
 
+def chosen_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities [R, vocab_size] of ``logits``, and of ``token_ids`` [R] theirs [R] and their ranks
+    int64 [R], 1 for the most probable token."""
+    values = logits.log_softmax(-1)
+    picked = values.gather(1, token_ids[:, None])
+    return values, picked[:, 0], (values > picked).sum(-1).add_(1)
+
+
 def draw_filters(
     logits: torch.Tensor, states: list[SamplingState]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,13 +134,11 @@ def _logprobs(
     logits: torch.Tensor, chosen: torch.Tensor, tokens: list[int], wanted: list[tuple[int, int]]
 ) -> dict[int, TokenLogprobs]:
     rows = torch.tensor([row for row, _ in wanted], device=logits.device)
-    values = logits[rows].log_softmax(-1)
-    picked = values.gather(1, chosen[rows, None])
-    ranks = (values > picked).sum(-1).add_(1).tolist()
+    values, picked, ranks = chosen_logprobs(logits[rows], chosen[rows])
     maximum = min(max(count for _, count in wanted), logits.shape[1])
     top_values, top_ids = (t.tolist() for t in values.topk(maximum, dim=-1)) if maximum else ([], [])
     result = {}
-    for i, ((row, count), logprob) in enumerate(zip(wanted, picked.flatten().tolist(), strict=True)):
+    for i, ((row, count), logprob, rank) in enumerate(zip(wanted, picked.tolist(), ranks.tolist(), strict=True)):
         top = dict(zip(top_ids[i][:count], top_values[i][:count], strict=True)) if count else {}
-        result[row] = TokenLogprobs(tokens[row], logprob, ranks[i], top)
+        result[row] = TokenLogprobs(tokens[row], logprob, rank, top)
     return result

@@ -7,6 +7,7 @@ import torch
 
 from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.runtime.requests.sequence import Sequence
+from kvforge.runtime.sampling.sampler import chosen_logprobs
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.step.batch import StepBatch
@@ -66,10 +67,8 @@ def _rows_of(hidden: torch.Tensor, batch: StepBatch, row: int, start: int, end: 
 def _fill(scores: PromptScores, start: int, logits: torch.Tensor, token_ids: np.ndarray) -> None:
     """Note what ``logits`` [n, vocab_size] say of ``token_ids`` [n], whose rows begin at ``start``."""
     rows = slice(start, start + len(token_ids))
-    values = logits.float().log_softmax(-1)
-    picked = values.gather(1, torch.from_numpy(token_ids.astype(np.int64))[:, None])
-    scores.logprobs[rows] = picked[:, 0].numpy()
-    scores.ranks[rows] = (values > picked).sum(-1).add_(1).numpy()
+    values, picked, ranks = chosen_logprobs(logits.float(), torch.from_numpy(token_ids.astype(np.int64)))
+    scores.logprobs[rows], scores.ranks[rows] = picked.numpy(), ranks.numpy()
     num_top = min(scores.top.shape[1], values.shape[1])
     if num_top:
         top = values.topk(num_top, dim=-1)
