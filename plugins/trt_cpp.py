@@ -85,7 +85,7 @@ def _definition(definition: PluginDefinition) -> str:
 def _output(output: SymbolicTensor | InPlace, inputs: Mapping[str, SymbolicTensor]) -> str:
     alias = [*inputs].index(output.name) if isinstance(output, InPlace) else -1
     tensor = inputs[output.name] if isinstance(output, InPlace) else output
-    shape_of = next((index for index, given in enumerate(inputs.values()) if given is tensor), -1)
+    shape_of = next((index for index, given in enumerate(inputs.values()) if given.shape is tensor.shape), -1)
     shape = _braces(f'"{formula_of(size)}"' for size in (tensor.shape if shape_of < 0 else ()))
     kind: Any = tensor.dtype
     dtype_of, dtype = (kind.index, "FLOAT") if isinstance(kind, _InputType) else (-1, DATA_TYPES[kind])

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from plugins import trt_aot, trt_cpp
 from plugins.registry import modules
 from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
-from plugins.trt_cpp import compile_library
+from plugins.trt_cpp import compile_library, descriptions
 from plugins.trt_launch import Launch, launches
 from plugins.trt_plugin import InputTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
@@ -107,6 +108,15 @@ def test_the_c_plus_plus_library(headers: Path, tmp_path: Path) -> None:
             assert kernels == [{"entry": theirs["entry"], "capability": 90}]
             built.add(case["plugin"])
     assert built == set(PLUGINS)
+
+
+def test_descriptions_for_c_plus_plus_name_dimensions_that_inputs_have() -> None:
+    ranks = {case.plugin: [len(given.shape) for given in case.inputs] for case in random_cases()}
+    definitions = re.findall(r'^\{"(\w+)", (\d+), (.*)\},$', descriptions(), re.MULTILINE)
+    assert {name for name, _, _ in definitions} == set(PLUGINS)
+    for name, num_inputs, rest in definitions:
+        assert int(num_inputs) == len(ranks[name])
+        assert all(int(dim) < ranks[name][int(index)] for index, dim in re.findall(r"\bi(\d+)\.(\d+)\b", rest)), name
 
 
 def launch_of(case: dict[str, Any]) -> Launch:

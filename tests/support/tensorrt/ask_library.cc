@@ -37,7 +37,7 @@ void types(IPluginV3OneBuildV2* build, std::vector<DynamicPluginTensorDesc> begu
     std::cout << "; ";
     return;
   }
-  for (int type : {0, 1, 2, 3, 6, 7}) {
+  for (int type : {0, 1, 2, 3, 6, 7, 8}) {
     auto next = begun;
     next.emplace_back();
     next.back().desc.type = static_cast<DataType>(type);
