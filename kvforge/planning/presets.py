@@ -1,4 +1,4 @@
-"""The models of the paper (arXiv 2410.03960): their public configurations and the cuts it tried, best first."""
+"""The models of the paper (arXiv 2410.03960) with the cuts it tried, best first, and Qwen3; public configurations."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ def _shape(
     *,
     tied: bool = False,
     qkv_bias: bool = False,
+    k_norm: bool = False,
     latent: LatentAttention | None = None,
     experts: Experts | None = None,
 ) -> ModelShape:
@@ -44,6 +45,7 @@ def _shape(
         owner_of_layer=tuple(range(num_layers)),
         base_parameters=0,
         kv_bias=qkv_bias,
+        k_norm=k_norm,
         latent=latent,
         experts=experts,
     )
@@ -60,6 +62,22 @@ _PRESETS = (
     Preset(_shape("qwen2.5-7b", (28, 3584, 18944), (28, 4, 128), 152064, 32768, qkv_bias=True), (21,)),
     Preset(_shape("qwen2.5-14b", (48, 5120, 13824), (40, 8, 128), 152064, 32768, qkv_bias=True), (36,)),
     Preset(_shape("qwen2.5-32b", (64, 5120, 27648), (40, 8, 128), 152064, 32768, qkv_bias=True), (48,)),
+    Preset(_shape("qwen3-4b", (36, 2560, 9728), (32, 8, 128), 151936, 40960, tied=True, k_norm=True), (18, 27)),
+    Preset(_shape("qwen3-8b", (36, 4096, 12288), (32, 8, 128), 151936, 40960, k_norm=True), (18, 27)),
+    Preset(_shape("qwen3-14b", (40, 5120, 17408), (40, 8, 128), 151936, 40960, k_norm=True), (20, 30)),
+    Preset(_shape("qwen3-32b", (64, 5120, 25600), (64, 8, 128), 151936, 40960, k_norm=True), (32, 48)),
+    Preset(
+        _shape(
+            "qwen3-30b-a3b",
+            (48, 2048, 6144),
+            (32, 4, 128),
+            151936,
+            40960,
+            k_norm=True,
+            experts=Experts(num_routed=128, num_active=8, num_shared=0, intermediate_size=768, dense_layers=()),
+        ),
+        (24, 36),
+    ),
     Preset(_shape("phi-4-mini", (32, 3072, 8192), (24, 8, 128), 200064, 131072, tied=True), (16, 24)),
     Preset(_shape("yi-1.5-9b", (48, 4096, 11008), (32, 4, 128), 64000, 4096), (24, 36)),
     Preset(_shape("yi-1.5-34b", (60, 7168, 20480), (56, 8, 128), 64000, 4096), (30, 45)),

@@ -2,16 +2,21 @@
 
 import argparse
 import dataclasses
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.commands.build_options import add_build_options, given_options
+from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import BuildError
+from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import resolve
 from kvforge.compiler.recipe import KEYS, Recipe, load_recipe
+from kvforge.compiler.targets import HOSTED, TARGETS
 from model_defs import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,8 +35,15 @@ def test_committed_recipes_are_valid(path: Path) -> None:
 
 
 def test_recipes_are_there_for_every_target() -> None:
-    assert {load_recipe(path).options.target for path in RECIPES} == {"cpu", "cuda", "tensorrt"}
+    assert {load_recipe(path).options.target for path in RECIPES} == {*TARGETS, *HOSTED}
     assert all(path.suffix == ".yaml" for path in (ROOT / "build" / "recipes").iterdir())
+
+
+@pytest.mark.parametrize(("key", "names"), [("target", (*TARGETS, *HOSTED)), ("kv_dtype", KV_FORMATS),
+                                            ("weight_dtype", WEIGHT_BYTES), ("dtype", COMPUTE_DTYPES)])  # fmt: skip
+def test_the_page_names_what_a_key_may_be(key: str, names: Iterable[str]) -> None:
+    (row,) = re.findall(rf"^\| `{key}` \| (.*?) \|", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+    assert set(re.findall("`(.+?)`", row)) - {"auto"} == set(names)
 
 
 def write(tmp_path: Path, text: str) -> Path:
