@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import EngineError
+from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.serving.logs.request_log import TEXT
 
 
 @dataclass(frozen=True)
 class StubConfig:
-    """`vocab_size` and `max_seq_len` are 0 when the engine directory cannot be read: the engine process says why."""
+    """`vocab_size` and `max_seq_len` are 0 and `kv_policy` is none when the engine directory cannot be read: the engine
+    process says why."""
 
     inputs: tuple[str, ...]
     decoupled: bool
@@ -30,6 +32,7 @@ class StubConfig:
     tokenizer_dir: Path
     eos_token_ids: tuple[int, ...]
     max_seq_len: int
+    kv_policy: KVPolicy
     wraps_token_ids: bool
     stream_interval: int
 
@@ -57,6 +60,7 @@ class StubConfig:
             tokenizer_dir=engine_dir / TOKENIZER_DIR,
             eos_token_ids=() if manifest is None else tuple(manifest.eos_token_ids),
             max_seq_len=int(_option(engine_command, "--max-seq-len", str(max_seq_len))),
+            kv_policy=Full() if manifest is None else manifest.policy,
             wraps_token_ids=parameters.get("wrap_token_ids", "false") == "true",
             stream_interval=int(parameters.get("stream_interval", "1")),
         )

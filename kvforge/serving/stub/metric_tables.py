@@ -6,15 +6,10 @@ Times are in seconds, but TensorRT-LLM's `timestamp` in microseconds since 1970,
 from collections.abc import Callable
 from typing import Any
 
-from kvforge.kv_policies import policies
+from kvforge.kv_policies import KVPolicy
 
 Stats = dict[str, Any]
 Reader = Callable[[Stats], float]
-
-
-def _or_zero(key: str) -> Reader:
-    """The number of engines that have it."""
-    return lambda s: s.get(key, 0)
 
 
 # TensorRT-LLM's gauges, then kvforge's with a label: family -> (label, {label value: number from LLMEngine.stats()})
@@ -124,13 +119,20 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
         lambda s: s["num_prompt_early_exits"],
         "Prompts whose last token skipped the upper layers",
     ),
-    **{
-        f"kvforge_{policy.name}_{name}_total": (_or_zero(f"num_{name}"), text)
-        for policy in policies().values()
-        for name, text in policy.counters.items()
-    },
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }
+
+
+def policy_counters(policy: KVPolicy) -> dict[str, tuple[Reader, str]]:
+    """What a KV policy counts, as COUNTERS; 0 before the engine says."""
+
+    def reader(key: str) -> Reader:
+        return lambda s: s.get(key, 0)
+
+    return {
+        f"kvforge_{policy.name}_{name}_total": (reader(f"num_{name}"), text) for name, text in policy.counters.items()
+    }
+
 
 # kvforge's histograms: key in stats()["histograms"] -> (family, help)
 HISTOGRAMS: dict[str, tuple[str, str]] = {

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from kvforge.kv_policies import KVPolicy
 from kvforge.serving.contract.failures import OUTCOMES
 from kvforge.serving.stub.metric_tables import (
     ABSENT,
@@ -21,6 +22,7 @@ from kvforge.serving.stub.metric_tables import (
     OUTPUT_LENGTHS,
     Reader,
     Stats,
+    policy_counters,
 )
 from kvforge.serving.stub.stats_log import stats_line
 
@@ -55,10 +57,11 @@ class Metric:
 class EngineMetrics:
     """Fed by `update`, `count` and `set_open`, which never block; a thread of its own talks to tritonserver.
 
-    Numbers that have changed also go to tritonserver's log, which drops them unless it is verbose.
+    Of KV policies only the engine's is counted. Numbers that have changed also go to tritonserver's log, which drops
+    them unless it is verbose.
     """
 
-    def __init__(self, pb: Any, model: str, version: str) -> None:
+    def __init__(self, pb: Any, model: str, version: str, policy: KVPolicy) -> None:
         self._pb = pb
         self._labels = {"model": model, "version": version}
         self._families: dict[str, Any] = {}
@@ -67,7 +70,8 @@ class EngineMetrics:
             for value, read in values.items():
                 self._gauges.append((self._metric(name, name.replace("_", " "), False, **{label: value}), read))
         self._gauges += [(self._metric(name, text, False), read) for name, (read, text) in GAUGES.items()]
-        self._counters = [(self._metric(name, text, True), read) for name, (read, text) in COUNTERS.items()]
+        counters = COUNTERS | policy_counters(policy)
+        self._counters = [(self._metric(name, text, True), read) for name, (read, text) in counters.items()]
         self._outcomes = {
             outcome: self._metric(OUTCOME_FAMILY, "Requests to tensorrt_llm that have ended", True, outcome=outcome)
             for outcome in OUTCOMES

@@ -72,7 +72,7 @@ class Stub:
         self._requests = OpenRequests()
         self._admission = Admission(config.max_queue_size)
         self._responder = Responder(pb)
-        self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"])
+        self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"], config.kv_policy)
         self._state = StateWriter(config.run_dir)
         self._senders: SenderPool[ActiveRequest] = SenderPool(self._send)
         self._link_lock = threading.Lock()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvforge.kv_policies import Full
 from kvforge.runtime import LLMEngine, SamplingParams, SequenceOutput
 from kvforge.runtime.requests.sequence import RequestMetrics
 from kvforge.serving.contract.request import GenerationRequest
@@ -73,7 +74,7 @@ def test_an_engine_goes_on_past_the_edge(edge: int) -> None:
     assert all(after[name] > edge for name in counted)
     assert after["histograms"]["e2e_s"]["count"] == edge + 8
     triton = FakeTriton()
-    metrics = EngineMetrics(triton, "tensorrt_llm", "1")
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1", Full())
     for stats in ({**said, "timestamp_us": edge} for said in (before, after)):
         metrics._show_counters(stats)
         for gauge, read in metrics._gauges:

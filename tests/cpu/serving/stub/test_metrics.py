@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvforge.kv_policies import Full, parse, policies
 from kvforge.runtime.statistics.counters import EngineStatistics
 from kvforge.serving.stub.metric_tables import ABSENT, FAMILIES, HISTOGRAMS
 from kvforge.serving.stub.metrics import EngineMetrics, Metric
@@ -92,7 +93,7 @@ def test_a_counter_follows_a_total_that_begins_anew() -> None:
 
 
 def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
-    metrics = EngineMetrics(triton, "tensorrt_llm", "1")
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1", Full())
     metrics.update(stats(num_waiting=3, num_prefilling=2))
     metrics.count("completed")
     metrics.count("completed")
@@ -129,8 +130,19 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     metrics.close()
 
 
+def test_only_the_engines_policy_is_counted(triton: FakeTriton) -> None:
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1", parse("snapkv:budget=128"))
+    metrics.update(stats(num_evictions=3, num_evicted_tokens=70))
+    m = ("tensorrt_llm", "1")
+    wait(lambda: triton.value("kvforge_snapkv_evictions_total", *m) == 3)
+    assert triton.value("kvforge_snapkv_evicted_tokens_total", *m) == 70
+    words = {name.split("_")[1] for name, *_ in triton.metrics if name.startswith("kvforge_")}
+    assert words & policies().keys() == {"snapkv"}
+    metrics.close()
+
+
 def test_what_has_not_changed_is_not_told_again(triton: FakeTriton) -> None:
-    metrics = EngineMetrics(triton, "tensorrt_llm", "1")
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1", Full())
     waiting = ("nv_trt_llm_request_metrics", "tensorrt_llm", "waiting", "1")
     for number in (3, 3, 3, 4):
         metrics.update(stats(num_waiting=number))
@@ -149,7 +161,7 @@ def test_the_log_has_what_the_metrics_of_tensorrt_llm_have(triton: FakeTriton) -
     told = datetime.strptime(line["Timestamp"], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=timezone.utc)
     assert round(told.timestamp() * 1e6) == now
 
-    metrics = EngineMetrics(triton, "tensorrt_llm", "1")
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1", Full())
     for number in (3, 4):
         metrics.update(stats(num_waiting=number))
         wait(lambda number=number: triton.logged and json.loads(triton.logged[-1])["Waiting Requests"] == number)
