@@ -86,8 +86,9 @@ BUILDING: dict[str, Any] = {
 }  # fmt: skip
 """For checkpoints."""
 DISPLAY = {"--help", "--verbose", "--quiet"}
-ELSEWHERE = {"--threads", "--api-key"}
-"""Put into the environment: tests/cpu/common/test_threads.py, test_serve_gateway.py."""
+ELSEWHERE = {"--threads", "--api-key", "--model"}
+"""Put into the environment, or for servers: tests/cpu/common/test_threads.py, test_serve_gateway.py,
+tests/cpu/gateway/test_remote_commands.py."""
 
 
 class Stop(KvforgeError):
