@@ -72,9 +72,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; raises EngineError, RequestError, or KvforgeError after the output if a sequence failed."""
-    chat = _chat_options(args)
     if args.logprobs is not None and not args.json:
         raise RequestError("--logprobs is written by --json; add that, or leave it out.")
+    chat = None if args.chat and is_url(args.engine) else _chat_options(args)
     if is_url(args.engine):
         return generate_remotely(args, _guide(args), _read_input)
     from kvforge.runtime import LLM, SamplingParams
