@@ -103,9 +103,7 @@ def run_level(url: str, model: str, concurrency: int, requests: int, lengths: tu
 
     found = asyncio.run(ask())
     if found["failed"] or found["short"]:
-        raise KvforgeError(
-            f"{url} failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}"
-        )
+        raise KvforgeError(f"{url} failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}")
     return {
         "combined_tok_s": found["total_token_throughput"],
         "ttft_s": found["median_ttft_ms"] / 1e3,
