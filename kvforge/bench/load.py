@@ -16,6 +16,11 @@ from kvforge.tokenization.calibration import CHECK_TEXT
 
 TEXT_LETTERS = 1000
 """Of the text whose tokens and words are those of prompts."""
+_FALLBACKS = (
+    (("continuous_usage_stats",), "tokens of a chunk are shared out evenly"),
+    (("ignore_eos", "min_tokens"), "lengths are not forced"),
+)
+"""What is left out in turn for a server that answers 400, and what that means."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,7 @@ class Load:
         if not self._ids:
             notes.append(f"prompts are {self._input_len} words, as the server has no /tokenize to tell its token ids")
         rng = np.random.default_rng([self._seed, 1])
-        try:
-            answer = await self._ask(self._prompt(rng))
-        except RefusedError as error:
-            if error.status != 400:
-                raise
-            self._fields["stream_options"] = {"include_usage": True}
-            notes.append("the server refuses continuous_usage_stats: tokens of a chunk are shared out evenly")
-            answer = await self._ask(self._prompt(rng))
+        answer = await self._first(rng, notes)
         if answer.prompt_tokens is None:
             notes.append("the server sends no usage: tokens are streamed chunks, and prompts are as long as asked for")
         if answer.trace.tokens[-1] != self._output_len:
@@ -77,6 +75,20 @@ class Load:
         for _ in range(num_warmups - 1):
             await self._ask(self._prompt(rng))
         return notes
+
+    async def _first(self, rng: np.random.Generator, notes: list[str]) -> Answer:
+        """Ask once, with fewer fields where the server refuses some, which ``notes`` say then."""
+        for names, note in _FALLBACKS:
+            try:
+                return await self._ask(self._prompt(rng))
+            except RefusedError as error:
+                if error.status != 400:
+                    raise
+            notes.append(f"the server refuses {' or '.join(names)}: {note}")
+            for name in names:
+                self._fields.pop(name, None)
+            self._fields["stream_options"] = {"include_usage": True}
+        return await self._ask(self._prompt(rng))
 
     async def run(self, level: Level, index: int, num_prompts: int, goals: Goals | None) -> dict[str, Any]:
         """Return the numbers of one level, named as by ``vllm bench serve``; ``index`` makes its prompts its own."""

@@ -39,6 +39,7 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
     from kvforge.bench.load import Level, Load
     from kvforge.bench.load_report import plot, text_of
     from kvforge.common.figures import check_figure
+    from kvforge.serving.processes.facts import raise_open_files_limit
 
     check_for_url(args, (*OWN, *_SHARED))
     for name in ("num_prompts", "num_warmups"):
@@ -56,6 +57,7 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
     if args.output is not None and not args.output.parent.is_dir():
         raise KvforgeError(f"there is no directory {args.output.parent} for --output; make it, or name another file.")
     server, found = server_of(args), []
+    raise_open_files_limit()
 
     async def measure() -> str:
         async with server:

@@ -50,6 +50,8 @@ class RemoteServer:
             is_wrong = True
         if is_wrong:
             raise KvforgeError("the URL of the server is wrong; give http://HOST:PORT, and a key by --api-key.")
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise KvforgeError("the API key has characters that no HTTP header may have; give the key alone.")
         try:
             import aiohttp
         except Exception as error:

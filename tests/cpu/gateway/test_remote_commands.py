@@ -19,10 +19,14 @@ class Scripted(BaseHTTPRequestHandler):
     """Answers a path with the status, type and bytes that ``answers`` has for it."""
 
     answers: dict[str, tuple[int, str, bytes]]
+    unknown: tuple[bytes, ...] = ()
+    """Words of a body that are refused."""
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         status, kind, data = self.answers.get(self.path, (404, "text/plain", b""))
+        if any(word in body for word in self.unknown):
+            status, kind, data = 400, "application/json", b'{"error": {"message": "unknown field"}}'
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.end_headers()
@@ -117,6 +121,20 @@ def test_without_usage_chunks_are_tokens(scripted: str, capsys) -> None:
     assert json.loads(captured.out)["total_output_tokens"] == 15
 
 
+def test_fields_that_a_server_refuses_are_left_out_and_said(scripted: str, capsys, monkeypatch) -> None:
+    event = b'data: {"choices": [{"index": 0, "text": "xyz"}]}\n\n'
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}}\n\n'
+    answer = event * 2 + usage + b"data: [DONE]\n\n"
+    Scripted.answers = {"/v1/completions": (200, "text/event-stream", answer)}
+    monkeypatch.setattr(Scripted, "unknown", (b"continuous_usage_stats", b"min_tokens"))
+    assert main(["bench", scripted, "--model", "m", *LEVELS, "--json"]) == 0
+    captured = capsys.readouterr()
+    for note in ("refuses continuous_usage_stats", "refuses ignore_eos or min_tokens", "4 tokens in place of 5"):
+        assert note in captured.err
+    found = json.loads(captured.out)
+    assert (found["total_input_tokens"], found["total_output_tokens"], found["short"]) == (27, 12, 3)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -148,6 +166,7 @@ def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, by
         (["bench", "URL", "--goodput", "ttf:5"], "--goodput is of ttft"),
         (["bench", "ENGINE", "--num-prompts", "5"], "--num-prompts is for the URL of a server"),
         (["generate", "ENGINE", "--model", "x", "--prompt", "x"], "--model is for the URL of a server"),
+        (["generate", "URL", "--prompt", "x", "--api-key", "sec\nret"], "characters that no HTTP header may have"),
         (["generate", "http://u:secret@h", "--prompt", "x"], "a key by --api-key"),
         (["generate", "http://127.0.0.1:9", "--prompt", "x"], "nothing answers at http://127.0.0.1:9/v1"),
         (["generate", "URL", "--prompt", "x"], "lists no model; name one by --model"),
