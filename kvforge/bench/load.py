@@ -40,6 +40,16 @@ class Answer:
     prompt_tokens: int | None
 
 
+def arrivals(rate: float, num: int, rng: np.random.Generator) -> np.ndarray:
+    """When requests of a Poisson process go out, seconds after the first, float64 [num]: stretched so that the mean
+    gap is 1 / ``rate``, as few requests would not have it by chance."""
+    waits = np.zeros(num)
+    if math.isfinite(rate) and num > 1:
+        waits[1:] = np.cumsum(rng.exponential(size=num - 1))
+        waits *= (num - 1) / rate / waits[-1]
+    return waits
+
+
 class Load:
     """Prompts of ``input_len`` random tokens, or words where the server takes no token ids, and ``output_len`` tokens
     for each."""
@@ -94,9 +104,7 @@ class Load:
         """Return the numbers of one level, named as by ``vllm bench serve``; ``index`` makes its prompts its own."""
         rng = np.random.default_rng([self._seed, 2, index])
         prompts = [self._prompt(rng) for _ in range(num_prompts)]
-        waits = np.zeros(num_prompts)
-        if math.isfinite(level.rate):
-            waits[1:] = np.cumsum(rng.exponential(1 / level.rate, num_prompts - 1))
+        waits = arrivals(level.rate, num_prompts, rng)
         gate, num_open, peak = asyncio.Semaphore(level.concurrency or num_prompts), 0, 0
         begin = time.perf_counter()
 

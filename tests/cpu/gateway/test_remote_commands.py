@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kvforge.bench.load import arrivals
 from kvforge.cli import main
 from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
 
@@ -71,6 +73,17 @@ def test_chat_keeps_the_conversation(url: str, triton: FakeTriton, capsys, monke
     assert prompt == b"[user]one[assistant]hello[user]two[assistant]"
 
 
+def test_what_a_model_thinks_is_no_part_of_its_answer(scripted: str, capsys, monkeypatch) -> None:
+    deltas = ({"reasoning_content": "Hm.", "reasoning": "Hm."}, {"content": "Yes"}, {"content": "!"})
+    events = [f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\r\n\r\n" for delta in deltas]
+    stream = "".join([*events, "data: [DONE]\r\n\r\n"]).encode()
+    Scripted.answers = {"/v1/chat/completions": (200, "text/event-stream; charset=utf-8", stream)}
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    assert main(["chat", f"{scripted}/v1", "--model", "m"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("Yes!\n", "Hm.")
+
+
 def test_a_key_is_sent_and_never_shown(start, tmp_path: Path, triton: FakeTriton, capsys, monkeypatch) -> None:
     (tmp_path / "keys").write_text("secret\n")
     url = start(api_key_file=tmp_path / "keys")
@@ -101,6 +114,14 @@ def test_load_sends_token_ids_and_counts_by_usage(url: str, triton: FakeTriton, 
         assert (level["total_input_tokens"], level["total_output_tokens"], level["short"]) == (21, 15, 0)
         assert level["request_goodput"] == level["request_throughput"] and level["median_ttft_ms"] > 0
     assert report.with_suffix(".svg").read_text().startswith("<?xml")
+
+
+def test_arrivals_have_the_rate_and_the_scatter_of_a_poisson_process() -> None:
+    waits = arrivals(4.0, 2001, np.random.default_rng(0))
+    assert waits[0] == 0 and waits[-1] == pytest.approx(500.0)
+    gaps = np.diff(waits)
+    assert gaps.min() > 0 and gaps.std() == pytest.approx(gaps.mean(), rel=0.1), "of exponential gaps both are the same"
+    assert not arrivals(float("inf"), 3, np.random.default_rng(0)).any()
 
 
 def test_load_says_what_failed(url: str, triton: FakeTriton, capsys) -> None:
