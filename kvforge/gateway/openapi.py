@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from kvforge.gateway.error_faces import MESSAGES, face_of
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.field_descriptions import DESCRIPTIONS
 from kvforge.gateway.guides import RESPONSE_FORMATS, STRUCTURED
 from kvforge.gateway.messages import fields as messages
 from kvforge.gateway.middleware import OPEN_PATHS
@@ -126,6 +127,7 @@ def body_schema(body: Body, options: GatewayOptions) -> Schema:
     """The schema of a body: what is read, what has no effect and why, what asks for nothing of what is refused."""
     found = {**schemas(options), **body.own}
     properties = {name: found[name] if name in body.required else _or_null(found[name]) for name in sorted(body.known)}
+    properties = {name: {**schema, "description": DESCRIPTIONS[name]} for name, schema in properties.items()}
     for name, reason in body.without_effect.items():
         properties.setdefault(name, {"description": f"No effect: {reason}."})
     for name, refused in body.refused.items():

@@ -46,21 +46,20 @@ def html_page(document: dict[str, Any]) -> bytes:
 
 
 def _table(body: dict[str, Any]) -> list[str]:
-    rows = ["<table><tr><th>field<th>values<th>default<th>"]
+    rows = ["<table><tr><th>field<th>values<th>default<th>meaning"]
     for name, schema in body["properties"].items():
-        note = "required" if name in body["required"] else schema.get("description", "")
-        cells = (name, _values(schema), str(schema["default"]) if "default" in schema else "", note)
+        default = json.dumps(schema["default"]) if "default" in schema else ""
+        cells = (name, _values(schema), "required" if name in body["required"] else default, schema["description"])
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
     return [*rows, "</table>"]
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """What a schema allows, in words."""
+    """What a schema allows beside null, in words."""
     if "anyOf" in schema:
-        return " or ".join(_values(each) for each in schema["anyOf"])
-    if "enum" in schema:
-        return " or ".join(map(str, schema["enum"]))
-    kind = schema.get("type", "anything")
+        return " or ".join(dict.fromkeys(filter(None, map(_values, schema["anyOf"]))))
+    kinds = schema.get("type", "anything")
+    kind = " or ".join(name for name in ([kinds] if isinstance(kinds, str) else kinds) if name != "null")
     bounds = [f"{sign} {schema[name]}" for name, sign in
               (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤")) if name in schema]  # fmt: skip
-    return " ".join([" or ".join(kind) if isinstance(kind, list) else kind, *bounds])
+    return " ".join([kind, *bounds])

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from kvforge.gateway import functions, guides, openapi, request_fields, responses_request, token_requests
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.field_descriptions import DESCRIPTIONS
 from kvforge.gateway.messages import fields as messages
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
@@ -409,6 +410,7 @@ def test_the_document_allows_what_is_served(reader: RequestReader, path: str, wa
     """And of single numbers and flags nothing else."""
     found, schema = WALKS[walk], openapi.body_schema(openapi.BODIES[path], GatewayOptions())
     assert set(schema["properties"]) == {*found.known, *found.without_effect, *found.refused}
+    assert {*DESCRIPTIONS} == {name for each in openapi.BODIES.values() for name in each.known}
     for name in found.known:
         member, pair = schema["properties"][name], found.pairs[name]
         is_scalar = {"integer", "number", "boolean"} & {*member.get("type", ())} and name not in BESIDE

@@ -54,7 +54,7 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(url: str) -> None:
     answer = call(url, "GET", "/docs")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert all(f"<h2>POST {path}</h2>" in answer.body for path in BODIES)
-    assert "<td>temperature<td>number or null ≥ 0.0 ≤ 10000.0<td>" in answer.body
+    assert "<td>temperature<td>number ≥ 0.0 ≤ 10000.0<td><td>of sampling; 0 takes" in answer.body
     assert not any(word in answer.body for word in ("<script", "http://", "https://", "src=", "style"))
 
 

@@ -16,6 +16,9 @@ from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
 
 LEVELS = ["--input-len", "7", "--output-len", "5", "--num-prompts", "3"]
 
+SCATTER = 0.1
+"""Three standard errors of the standard deviation of 2000 exponential gaps, sqrt(2 / 2000) of it."""
+
 
 class Scripted(BaseHTTPRequestHandler):
     """Answers a path with the status, type and bytes that ``answers`` has for it."""
@@ -120,7 +123,7 @@ def test_arrivals_have_the_rate_and_the_scatter_of_a_poisson_process() -> None:
     waits = arrivals(4.0, 2001, np.random.default_rng(0))
     assert waits[0] == 0 and waits[-1] == pytest.approx(500.0)
     gaps = np.diff(waits)
-    assert gaps.min() > 0 and gaps.std() == pytest.approx(gaps.mean(), rel=0.1), "of exponential gaps both are the same"
+    assert gaps.min() > 0 and gaps.std() == pytest.approx(gaps.mean(), rel=SCATTER), "as of exponential gaps"
     assert not arrivals(float("inf"), 3, np.random.default_rng(0)).any()
 
 
