@@ -3,7 +3,7 @@
 import argparse
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from kvforge.common.suggestions import did_you_mean
 from kvforge.foreign_options import ALIASES, NEAREST, OTHERWISE
@@ -29,6 +29,10 @@ class SuggestingParser(argparse.ArgumentParser):
         """Leave out what a word of one dash only begins, which argparse abbreviates in any case: -n is not -np."""
         word = option_string.partition("=")[0]
         return [found for found in super()._get_option_tuples(option_string) if len(found[1]) <= len(word)]
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line: a usage of eighty options above it hides it."""
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists what there is\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, unknown = self.parse_known_args(args, namespace)

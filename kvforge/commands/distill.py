@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--keep-teacher", action="store_true", help="write the teacher's projections too")
     parser.add_argument(
         "--export-dtype",
-        choices=("source", "bf16"),
+        choices=("source", "bfloat16", "bf16"),
         default="source",
         help="dtype of the written weights",
     )
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             DataSettings(config.length, args.mask, args.overlong),
             work=args.work,
             keep_teacher=args.keep_teacher,
-            dtype=torch.bfloat16 if args.export_dtype == "bf16" else None,
+            dtype=None if args.export_dtype == "source" else torch.bfloat16,
             overwrite=args.force,
             progress=not args.json and not display_of(args).quiet,
         )

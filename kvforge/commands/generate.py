@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="with --json: log-probabilities of the N most probable tokens",
+        help="show log-probabilities of each token and of the N most probable ones",
     )
     parser.add_argument(
         "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
@@ -72,10 +72,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; raises EngineError, RequestError, or KvforgeError after the output if a sequence failed."""
-    if args.logprobs is not None and not args.json:
-        raise RequestError("--logprobs is written by --json; add that, or leave it out.")
     chat = None if args.chat and is_url(args.engine) else _chat_options(args)
     if is_url(args.engine):
+        if args.logprobs is not None and not args.json:
+            raise RequestError("--logprobs of a server is written by --json; add that, or leave it out.")
         return generate_remotely(args, _guide(args), _read_input)
     from kvforge.runtime import LLM, SamplingParams
 
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(_plain(output), ensure_ascii=False))
     else:
         results = _print_streamed(llm, prompts, params)
+        if args.logprobs is not None:
+            _print_logprobs(llm, results, _labels(len(results), params.n))
     failed = [c for output in results for c in output.outputs if c.finish_reason == "error"]
     if failed:
         raise KvforgeError(f"{len(failed)} of {len(results) * params.n} sequences failed: {failed[0].stop_reason}.")
@@ -149,32 +151,46 @@ def _read_input() -> str:
         raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None
 
 
+def _print_logprobs(llm: "LLM", results: "Sequence[RequestOutput]", labels: Sequence[str]) -> None:
+    from kvforge.commands.logprobs_table import logprobs_table
+
+    assert llm.tokenizer is not None  # prompts were text
+    completions = [completion for output in results for completion in output.outputs]
+    for label, completion in zip(labels, completions, strict=True):
+        print(f"\n{label if len(labels) > 1 else 'log-probabilities'}\n{logprobs_table(completion, llm.tokenizer)}")
+
+
+def _labels(num_prompts: int, n: int) -> list[str]:
+    """What stands before each text: the number of its prompt and, of several, its own."""
+    return [
+        f"[{i + 1}/{num_prompts}.{j + 1}]" if n > 1 else f"[{i + 1}/{num_prompts}]"
+        for i in range(num_prompts)
+        for j in range(n)
+    ]
+
+
 def _print_streamed(llm: "LLM", prompts: "Sequence[Prompt]", params: "SamplingParams") -> "list[RequestOutput]":
     """Write texts in the order of the prompts and sequences; the first unfinished one as it grows.
 
-    Returns the finished requests.
+    Returns the finished requests in the order of the prompts.
     """
-    labels = [
-        f"[{i + 1}/{len(prompts)}.{j + 1}] " if params.n > 1 else f"[{i + 1}/{len(prompts)}] "
-        for i in range(len(prompts))
-        for j in range(params.n)
-    ]
+    labels = _labels(len(prompts), params.n)
     texts, done = [""] * len(labels), [False] * len(labels)
-    current, shown, results = 0, 0, []
+    current, shown, results = 0, 0, {}
     if len(labels) > 1:
-        sys.stdout.write(labels[0])
+        sys.stdout.write(f"{labels[0]} ")
     for position, output in llm.run(prompts, params, stream=True):
         for completion in output.outputs:
             row = position * params.n + completion.index
             texts[row], done[row] = completion.text, completion.finish_reason is not None
         if output.finished:
-            results.append(output)
+            results[position] = output
         while current < len(labels):
             sys.stdout.write(texts[current][shown:])
             shown = len(texts[current])
             if not done[current]:
                 break
             current, shown = current + 1, 0
-            sys.stdout.write("\n" + (labels[current] if current < len(labels) else ""))
+            sys.stdout.write("\n" + (f"{labels[current]} " if current < len(labels) else ""))
         sys.stdout.flush()
-    return results
+    return [results[position] for position in sorted(results)]

@@ -13,7 +13,7 @@ _LOOP = {
     "length": (int, "tokens of a packed sequence, at most the models' positions (default: 8192)"),
     "batch_size": (int, "sequences of an optimizer step (default: 32)"),
     "micro_batch": (int, "sequences that are run at once (default: 1)"),
-    "dtype": (str, "bf16: autocast, the predictor in fp32; fp32: everything (default: bf16)"),
+    "dtype": (str, "bfloat16: autocast, the predictor in fp32; float32: everything (default: bfloat16)"),
 }
 """Options that are fields of DistillConfig, with what --help says of them."""
 

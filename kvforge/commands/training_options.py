@@ -21,7 +21,7 @@ LOOP: Options = {
     "clip_norm": (float, "largest norm of the gradient (default: 1.0)"),
     "temperature": (float, "T of the loss T^2 KL (default: 2.0)"),
     "seed": (int, "of the order of the sequences (default: 0)"),
-    "dtype": (str, "bf16: autocast, trained weights in fp32; fp32: everything (default: bf16)"),
+    "dtype": (str, "bfloat16: autocast, trained weights in fp32; float32: everything (default: bfloat16)"),
     "device": (str, "auto, cpu or cuda (default: auto)"),
     "checkpoint_every": (int, "steps from one saved state to the next (default: 100)"),
 }

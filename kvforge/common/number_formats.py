@@ -4,6 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ALIASES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
+"""Other names of formats, which options take."""
+NEAREST = {
+    **dict.fromkeys(("float16", "fp16", "f16", "half"), "bfloat16"),
+    **dict.fromkeys(("q8_0", "fp8_e5m2", "w8a8"), "int8"),
+    **dict.fromkeys(("q4_0", "q4_1", "q4_k_m", "iq4_nl", "awq", "gptq", "w4a16"), "int4"),
+}
+"""Formats of other programs by the nearest that options name."""
 QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 17 / 32, "int4_scales": 18 / 32, "int4_zeros": 19 / 32}
 """Bytes of a weight of linear layers that are quantized when an engine is built. For each 32 weights int4 has a byte of
 steps, ``int4_scales`` two bytes of a scale, ``int4_zeros`` a zero point of one byte besides."""

@@ -9,8 +9,10 @@ from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
+    ALIASES,
     HEAD_DTYPES,
     KV_FORMATS,
+    NEAREST,
     QUANTIZED_WEIGHT_BYTES,
     WEIGHT_BYTES,
     automatic_dtype,
@@ -28,7 +30,6 @@ PACKED_DTYPES = {"int8": torch.int8, "int4": IN_STEPS, "int4_scales": WITH_SCALE
 PACKED_HEADS = {PACKED_DTYPES[weights]: PACKED_DTYPES[head] for weights, head in HEAD_DTYPES.items()}
 """``HEAD_DTYPES`` as they are packed."""
 
-ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
 LIMITS = {
     "max_num_seqs": (1, 2**20),
     "max_num_tokens": (1, 2**24),
@@ -319,5 +320,6 @@ def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:
 def _choice(given: str, auto: str, known: Collection[str], flag: str) -> str:
     name = auto if given == "auto" else ALIASES.get(given, given)
     if name not in known:
-        raise BuildError(f"{flag} {given!r} is not supported; choose auto, {', '.join(known)}.")
+        near = f", {NEAREST[given]} is nearest" if NEAREST.get(given) in known else ""
+        raise BuildError(f"{flag} {given!r} is not supported{near}; choose auto, {', '.join(known)}.")
     return name

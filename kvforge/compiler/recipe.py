@@ -9,8 +9,8 @@ import yaml
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import BuildError, first_line
-from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
-from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
+from kvforge.common.number_formats import ALIASES, KV_FORMATS, WEIGHT_BYTES
+from kvforge.compiler.options import LIMITS, BuildOptions
 from kvforge.compiler.targets import HOSTED, TARGETS
 from kvforge.kv_policies import parse
 from model_defs import ModelConfig

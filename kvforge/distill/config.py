@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.number_formats import ALIASES
 
 TRAIN = ("partial", "upper", "full")
 SCHEDULES = ("cosine", "linear", "constant")
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bfloat16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 
 WITHOUT_EFFECT_ON_THE_RESULT = ("micro_batch", "checkpoint_every", "device")
@@ -24,7 +25,8 @@ class DistillConfig:
     weights of the layers above the cut; ``full`` all of the student's weights, with a frozen copy as the teacher.
     ``length`` is in tokens, ``batch_size`` in packed sequences per optimizer step over all processes, and
     ``micro_batch`` in sequences that one process runs at once. ``max_steps`` takes precedence over ``epochs``.
-    ``warmup`` is a share of all steps. ``dtype`` ``bf16``: autocast, trained weights and optimizer in fp32.
+    ``warmup`` is a share of all steps. ``dtype`` ``bfloat16``: autocast, trained weights and optimizer in
+    fp32; ``bf16`` and ``fp32`` are taken for the whole names.
 
     Raises:
         KvforgeError: a value that makes no sense.
@@ -46,11 +48,12 @@ class DistillConfig:
     temperature: float = 2.0
     hidden_weight: float = 1.0
     seed: int = 0
-    dtype: str = "bf16"
+    dtype: str = "bfloat16"
     device: str = "auto"
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", ALIASES.get(self.dtype, self.dtype))
         for name, known in (("train", TRAIN), ("schedule", SCHEDULES), ("dtype", DTYPES), ("device", DEVICES)):
             if getattr(self, name) not in known:
                 raise KvforgeError(f"--{name} {getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")

@@ -28,7 +28,7 @@ class Distiller(nn.Module):
         self.copy: SwiftKVForCausalLM | None = None
         if config.train != "partial":
             self.copy = copy.deepcopy(student).requires_grad_(False)
-            if config.dtype == "fp32":
+            if config.dtype == "float32":
                 self.copy.float()
 
     @property
@@ -46,7 +46,7 @@ class Distiller(nn.Module):
         layout = make_layout(self.student.sizes, input_ids.shape[1], batch.segments, device)
         chosen = weight > 0
         weight = weight[chosen]
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.dtype == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             hidden, teacher_output, teacher_last = self._teacher(input_ids, layout, chosen)
             if only_scale:
                 scale = (teacher_last.float().square().mean(-1) * weight).sum()

@@ -49,13 +49,13 @@ def has_early_exit(model: SwiftKVForCausalLM) -> bool:
 def prepare(model: SwiftKVForCausalLM, train: str, dtype: str) -> dict[str, nn.Parameter]:
     """Freeze what is not trained and return the rest by name, in fp32.
 
-    Frozen weights keep the dtype they were loaded in, but for ``dtype`` ``fp32``, where all are made fp32.
+    Frozen weights keep the dtype they were loaded in, but for ``dtype`` ``float32``, where all are made so.
     """
     trained = {}
     for name, parameter in model.named_parameters():
         chosen = is_trained(name, model.sizes.cut, train)
         parameter.requires_grad_(chosen)
-        if chosen or dtype == "fp32":
+        if chosen or dtype == "float32":
             parameter.data = parameter.data.to(torch.float32)
         if chosen:
             trained[name] = parameter

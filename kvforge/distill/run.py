@@ -11,6 +11,7 @@ import torch
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output, check_work
+from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
@@ -120,7 +121,7 @@ def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
 
 def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForCausalLM:
     """Return the model; what distillation adds is read in fp32 under bf16 too, as it is kept."""
-    precision = torch.bfloat16 if dtype == "bf16" else torch.float32
+    precision = COMPUTE_DTYPES[dtype]
     model = load_model(checkpoint, sizes, precision, with_teacher=True)
     for name, parameter in model.named_parameters():
         if is_trained(name, sizes.cut, "partial"):

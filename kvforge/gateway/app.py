@@ -129,7 +129,16 @@ class Gateway:
     async def page_metrics(self) -> Response:
         if self._numbers is None:
             raise ApiError(404, "this gateway does not know the server's metrics port; start it with --metrics URL")
-        return PlainTextResponse(await self._numbers.text(), media_type="text/plain; version=0.0.4")
+        return _prometheus(await self._numbers.text())
+
+    async def engine_metrics(self) -> str:
+        """The engine's families, or a comment that says why there are none: the gateway's do not fail with them."""
+        if self._numbers is None:
+            return "# the gateway does not know the server's metrics port; start it with --metrics URL\n"
+        try:
+            return await self._numbers.text()
+        except ApiError as error:
+            return f"# {error}\n"
 
     async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
         asked = await self._asked(request, endpoint)
@@ -175,7 +184,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(front.metrics(), media_type="text/plain; version=0.0.4")
+        return _prometheus(front.metrics() + await gateway.engine_metrics())
 
     described = document(app, options, bool(keys))
     open_paths |= add_documents(app, described)
@@ -189,6 +198,10 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
         )  # fmt: skip
     front = Front(app, keys, options.max_requests, options.cors_origin, open_paths)
     return front
+
+
+def _prometheus(text: str) -> Response:
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 async def embeddings() -> Response:

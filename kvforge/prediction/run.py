@@ -16,6 +16,7 @@ from kvforge.checkpoint.output import check_output, check_work
 from kvforge.checkpoint.predictor import prediction_fields
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
+from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.staging import staging_directory
 from kvforge.distill.data import DataReport, load_data
@@ -122,7 +123,7 @@ def train_predictor(
             str(output), prediction.layers, sum(p.numel() for p in predictor.parameters()), tuple(fits), data=report
         )
         if packed is not None:
-            dtype = torch.bfloat16 if config.loop.dtype == "bf16" else torch.float32
+            dtype = COMPUTE_DTYPES[config.loop.dtype]
             state = train(
                 config, load_base(base, dtype), predictor, packed, work, fit=_digest(fit, samples), progress=progress
             )

@@ -47,7 +47,7 @@ class Trainee(nn.Module):
         ids, weight = batch.input_ids.to(device), batch.weight.to(device)
         layout = make_layout(self.base.sizes, ids.shape[1], batch.segments, device)
         real = tokens_of(batch).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.dtype == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.dtype == "bfloat16"):
             own = self._own(ids, layout)
             if only_sizes:
                 nothing = [(torch.zeros_like(k), torch.zeros_like(v)) for k, v in own.kv]

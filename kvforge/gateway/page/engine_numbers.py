@@ -1,14 +1,15 @@
-"""The engine's numbers for the page, from Triton's metrics port, which a browser may not ask itself."""
+"""The engine's numbers from Triton's metrics port, for `/metrics` and the page, whose browser may not ask there."""
 
 import asyncio
 import http.client
+import re
 import time
 
 from kvforge.gateway.errors import ApiError
 from kvforge.serving.health.probe import open_url
 
-FAMILIES = ("kvforge_", "nv_trt_llm_")
-"""What begins so is passed on."""
+FAMILIES = re.compile("(# (HELP|TYPE) )?(kvforge_|nv_trt_llm_)")
+"""Lines that begin so are passed on."""
 TIMEOUT_S = 2.0
 HELD_S = 0.5
 """One answer serves everybody who asks within this time."""
@@ -31,7 +32,7 @@ class EngineNumbers:
                     page = await asyncio.to_thread(self._ask)
                 except (OSError, http.client.HTTPException, ValueError):
                     raise ApiError(503, "the server gives no metrics at the moment") from None
-                lines = [line for line in page.splitlines() if line.startswith(FAMILIES)]
+                lines = [line for line in page.splitlines() if FAMILIES.match(line)]
                 self._read = (time.monotonic(), "\n".join(lines) + "\n")
             return self._read[1]
 

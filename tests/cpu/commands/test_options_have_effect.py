@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from kvforge.cli import main, make_parser
+from kvforge.common.addresses import Address
 from kvforge.common.errors import KvforgeError
 from kvforge.foreign_options import ALWAYS_ON
 from kvforge.manifest import load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
+from tests.support.models.text_tokenizers import byte_level
 
 NGRAM = ["--speculative-method", "ngram"]
 SAMPLING: dict[str, tuple[list[str], ...]] = {
@@ -47,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **{name: (*pair[:2], ["--chat", *(pair[2] if len(pair) > 2 else [])]) for name, pair in CHAT.items()},
         "--min-tokens": (["1"], ["2"]), "--n": (["1"], ["2"]), "--json-schema": (["DIR/a.json"], ["DIR/b.json"]),
         "--regex": (["a"], ["b"]), "--grammar": (["DIR/a.json"], ["DIR/b.json"]), "--ignore-eos": ([], None),
-        "--logprobs": (["1"], ["2"], ["--json"]), "--json": ([], None),
+        "--logprobs": (["1"], ["2"]), "--json": ([], None),
     },
     "chat": {**SAMPLING, **SPECULATION, **LENGTHS, **CHAT},
     "serve": {
@@ -128,6 +130,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
         return make
 
     class Llm:
+        tokenizer = byte_level()
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             found.append((args, kwargs))
 
@@ -152,6 +156,14 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
             raise Stop
             yield
 
+    listen = Address.listen
+
+    def listen_anywhere(self: Address, port: int, *args: Any, **kwargs: Any) -> Any:
+        """Another server may have the default ports."""
+        found.append(("listen", port))
+        return listen(self, 0, *args, **kwargs)
+
+    monkeypatch.setattr(Address, "listen", listen_anywhere)
     monkeypatch.setattr("kvforge.runtime.LLM", Llm)
     monkeypatch.setattr("kvforge.runtime.AsyncLLM", AsyncLlm)
     for path in ("serving.server.supervisor.Supervisor", "gateway.process.GatewayProcess", "serving.logs.pump.LogSink",
@@ -240,7 +252,6 @@ def test_options_of_a_build_are_of_another_engine(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "ENGINE", "--prompt", "x", "--logprobs", "1"], "--logprobs is written by --json"),
         (["generate", "ENGINE", "--prompt", "x", "--system", "x"], "--system is for conversations"),
         (["serve", "ENGINE", "--no-openai", "--openai-port", "0"], "--openai-port is for the OpenAI gateway"),
         (["serve", "ENGINE", "--no-openai", "--temperature", "0"], "--temperature is for the OpenAI gateway"),

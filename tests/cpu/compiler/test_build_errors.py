@@ -105,7 +105,10 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
     [
         (["--target", "tpu"], "Target 'tpu' is not supported"),
         (["--dtype", "int3"], "--dtype 'int3' is not supported"),
-        (["--kv-dtype", "int3"], "--kv-dtype 'int3' is not supported"),
+        (["--kv-dtype", "int3"], "--kv-dtype 'int3' is not supported; choose auto"),
+        (["--kv-dtype", "q8_0"], "--kv-dtype 'q8_0' is not supported, int8 is nearest; choose auto"),
+        (["--kv-dtype", "fp8_e4m3", "--kv-policy", "h2o", "--target", "tensorrt"], "--kv-dtype fp8"),
+        (["--dtype", "q8_0"], "--dtype 'q8_0' is not supported; choose auto"),
         (["--max-seq-len", "100000"], "is beyond the 512 positions"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
         (["--page-size", "-4"], "--page-size is -4"),

@@ -253,3 +253,8 @@ def test_models_that_cannot_be_distilled_are_refused(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(KvforgeError, match=message):
         config(**changes)
+
+
+def test_names_of_dtypes_agree_with_those_of_builds() -> None:
+    for short, whole in (("bf16", "bfloat16"), ("fp32", "float32")):
+        assert DistillConfig(dtype=short) == DistillConfig(dtype=whole) and DistillConfig(dtype=short).dtype == whole

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvforge.cli import main
 from kvforge.gateway.page.static_files import FOLDER
@@ -15,7 +16,12 @@ from tests.cpu.gateway.http_calls import call
 
 FILES = {path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
 NAMES = sorted({"/"} | {f"/page/{path.name}" for path in FILES if path.name != "index.html"})
-NUMBERS = 'kvforge_generated_tokens_total{model="tensorrt_llm"} 5\nnv_trt_llm_general_metrics{a="b"} 1\n'
+NUMBERS = """\
+# HELP kvforge_generated_tokens_total Tokens
+# TYPE kvforge_generated_tokens_total counter
+kvforge_generated_tokens_total{model="tensorrt_llm"} 5
+nv_trt_llm_general_metrics{a="b"} 1
+"""
 
 
 class Metrics(HTTPServer):
@@ -142,6 +148,22 @@ def test_numbers_are_the_engines_and_asked_for_once(url: str, start: Callable[..
     unknown = call(url, "GET", "/page/metrics")
     assert unknown.status == 404 and "--metrics" in unknown.body
     assert call(start(metrics="http://127.0.0.1:9/metrics"), "GET", "/page/metrics").status == 503
+
+
+def test_one_port_has_all_metrics(url: str, start: Callable[..., str], metrics: Metrics) -> None:
+    """Prometheus' own parser reads them; where the engine gives none, the gateway's are there, and why."""
+    found = {
+        one.name: one
+        for one in text_string_to_metric_families(call(start(metrics=metrics.url), "GET", "/metrics").body)
+    }
+    tokens = found["kvforge_generated_tokens"]
+    assert (tokens.type, tokens.documentation, tokens.samples[0].value) == ("counter", "Tokens", 5)
+    assert {"nv_trt_llm_general_metrics", "kvforge_gateway_open_requests"} <= found.keys()
+    assert "nv_cpu_utilization" not in found
+    for alone, why in ((url, "--metrics URL"), (start(metrics="http://127.0.0.1:9/metrics"), "gives no metrics")):
+        answer = call(alone, "GET", "/metrics")
+        assert answer.status == 200 and why in answer.body
+        assert {one.name.split("_")[1] for one in text_string_to_metric_families(answer.body)} == {"gateway"}
 
 
 def test_no_page_is_for_the_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

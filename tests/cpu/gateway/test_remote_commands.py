@@ -183,6 +183,7 @@ def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, by
     [
         (["generate", "URL", "--kv-cache-gib", "1"], "--kv-cache-gib is for an engine"),
         (["generate", "URL", "--chat-template", "x", "--chat"], "--chat-template is for an engine"),
+        (["generate", "URL", "--logprobs", "1"], "--logprobs of a server is written by --json"),
         (["chat", "URL", "--speculative-method", "ngram"], "--speculative-method is for an engine"),
         (["bench", "URL", "--max-num-tokens", "1"], "--max-num-tokens is for an engine"),
         (["bench", "URL", "--request-rate", "1", "2", "--concurrency", "1", "2"], "give one value to one of them"),

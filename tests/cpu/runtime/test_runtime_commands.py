@@ -1,7 +1,9 @@
 """kvforge generate and kvforge bench on a compiled engine."""
 
+import ast
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,23 @@ def test_generate_reads_standard_input_and_prints_json(engine, expected, capsys,
     assert completion["token_ids"] == expected[1].outputs[0].token_ids
     assert completion["text"] == expected[1].outputs[0].text and completion["finish_reason"] == "length"
     assert len(completion["logprobs"]) == 12 and completion["cumulative_logprob"] < 0
+
+
+def test_generate_shows_log_probabilities_of_its_tokens(engine, expected, capsys) -> None:
+    arguments = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    assert main(["generate", engine, *arguments, "--max-tokens", "12", "--json", "--logprobs", "2"]) == 0
+    wanted = [json.loads(line)["outputs"][0]["logprobs"] for line in capsys.readouterr().out.splitlines()]
+    assert main(["generate", engine, *arguments, "--max-tokens", "12", "--logprobs", "2"]) == 0
+    texts, *tables = capsys.readouterr().out.removesuffix("\n").split("\n\n")
+    assert texts.splitlines() == [f"[{i}/2] {one.outputs[0].text}" for i, one in enumerate(expected, 1)]
+    for i, (table, tokens) in enumerate(zip(tables, wanted, strict=True), 1):
+        label, *lines = table.splitlines()
+        assert label == f"[{i}/2]" and len(lines) == 12
+        for line, token in zip(lines, tokens, strict=True):
+            numbers = [f"{one:.4f}" for one in (token["logprob"], *token["top"].values())]
+            assert re.findall(r"-?[0-9]+\.[0-9]{4}(?= |$)", line) == numbers and f"rank {token['rank']} " in line
+        shown = "".join(ast.literal_eval(line.split("  ")[0]) for line in lines)
+        assert i == 2 or shown == expected[0].outputs[0].text
 
 
 def test_generate_at_a_terminal_says_that_it_reads(engine, expected, capsys, monkeypatch) -> None:
