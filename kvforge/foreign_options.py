@@ -111,6 +111,7 @@ OTHERWISE = {
     "override-generation-config": "give --temperature, --top-p, --top-k, --min-p or --repetition-penalty",
     "enforce-eager": "graphs are compiled when an engine is built",
     **dict.fromkeys(("data-parallel-size", "enable-expert-parallel", "ep-size"), _ONE_ENGINE),
+    **dict.fromkeys(("base-url", "url"), "generate, chat and bench take a server's URL in place of the engine"),
     "trust-remote-code": "code of checkpoints is never run",
     "tokenizer": "an engine has the tokenizer of its checkpoint",
     "load-format": "checkpoints are read as safetensors",

@@ -15,6 +15,9 @@ _WORKLOAD: tuple[Column, ...] = (
     ("output_tokens", "output", 7, ""),
     ("ttft_s", "TTFT s", 9, ".3f"),
     ("total_s", "total s", 9, ".3f"),
+    ("prompt_tok_s", "prompt tok/s", 13, ".1f"),
+    ("decode_tok_s", "decode tok/s", 13, ".1f"),
+    ("token_ms", "ms/token", 9, ".2f"),
     ("combined_tok_s", "combined tok/s", 15, ".1f"),
 )
 _DRAFTS: tuple[Column, ...] = (
@@ -24,7 +27,7 @@ _DRAFTS: tuple[Column, ...] = (
 )
 _EARLY_EXITS: tuple[Column, ...] = (("early_exits", "early exits", 12, ""),)
 _PROMPT_EXITS: tuple[Column, ...] = (("prompt_early_exits", "of prompts", 10, ""),)
-_NOTHING = {"early_exits": 0, "prompt_early_exits": 0}
+_NOTHING = {"early_exits": 0, "prompt_early_exits": 0, "decode_tok_s": float("nan"), "token_ms": float("nan")}
 """What ``measure`` leaves out where there was none."""
 
 

@@ -79,38 +79,58 @@ def warm_up(engine: LLMEngine, workloads: list[Workload], seed: int) -> None:
     run_once(engine, Workload("warm-up", 1, longest, 2), np.random.default_rng(seed))
 
 
-def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) -> tuple[float, float]:
-    """Return (seconds to the first token of the first request, seconds to the end)."""
+@dataclass(frozen=True)
+class Run:
+    """Seconds of one run: ``ttft`` to the first token of the first request, ``prompted`` to that of the last one,
+    ``total`` to the end; ``later`` tokens came after ``prompted``. ``token`` is the median of what requests took for
+    each token after their first, None where they have one."""
+
+    ttft: float
+    prompted: float
+    total: float
+    later: int
+    token: float | None
+
+
+def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) -> Run:
+    """Run all requests of a workload at once. Raises KvforgeError where one fails."""
     shape = (workload.requests, workload.input_tokens)
     prompts = rng.integers(FIRST_TOKEN_ID, engine.config.vocab_size, shape).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
-    first = None
+    traces: dict[str, list[tuple[float, int]]] = {f"{workload.name}-{i}": [] for i in range(len(prompts))}
     start = time.perf_counter()
-    for i, prompt in enumerate(prompts):
-        engine.add_request(f"{workload.name}-{i}", prompt, params)
+    for name, prompt in zip(traces, prompts, strict=True):
+        engine.add_request(name, prompt, params)
     while engine.has_unfinished():
         for output in engine.step():
             if output.finish_reason == "error":
                 raise KvforgeError(f"workload {workload.name!r} failed: {output.stop_reason}.")
-            if first is None and output.request_id == f"{workload.name}-0" and output.new_token_ids:
-                first = time.perf_counter() - start
+            if output.new_token_ids:
+                traces[output.request_id].append((time.perf_counter() - start, len(output.new_token_ids)))
     total = time.perf_counter() - start
-    return total if first is None else first, total
+    firsts = [trace[0][0] for trace in traces.values()]
+    later = sum(count for trace in traces.values() for at, count in trace if at > max(firsts))
+    paces = [(trace[-1][0] - trace[0][0]) / sum(count for _, count in trace[1:])
+             for trace in traces.values() if len(trace) > 1]  # fmt: skip
+    return Run(firsts[0], max(firsts), total, later, float(np.median(paces)) if paces else None)
 
 
 def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1) -> dict[str, Any]:
     """Return the line to print; of several runs that of median total time (the lower of two middle ones)."""
     rng, before = np.random.default_rng(seed), engine.stats()
-    runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run[1])
-    ttft, total = runs[(len(runs) - 1) // 2]
+    runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run.total)
+    run = runs[(len(runs) - 1) // 2]
     tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
     result: dict[str, Any] = {
         "peer": "kvforge",
         "workload": workload.name,
-        "ttft_s": ttft,
-        "total_s": total,
-        "combined_tok_s": tokens / total,
+        "ttft_s": run.ttft,
+        "total_s": run.total,
+        "prompt_tok_s": workload.requests * workload.input_tokens / run.prompted,
+        "combined_tok_s": tokens / run.total,
     }
+    if run.token is not None:
+        result |= {"decode_tok_s": run.later / (run.total - run.prompted), "token_ms": 1e3 * run.token}
     policy, after = engine.config.kv_policy, engine.stats()
     if engine.drafting.is_on:
         result |= _drafts(before, after)
@@ -119,7 +139,7 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
         result |= {name: after[key] - before[key] for name, key in exits.items() if after[key]}
     result |= policy.report({name: after[f"num_{name}"] - before[f"num_{name}"] for name in policy.counters})
     if num_runs > 1:
-        result["runs_total_s"] = [run[1] for run in runs]
+        result["runs_total_s"] = [run.total for run in runs]
     return result
 
 

@@ -1,12 +1,15 @@
-"""``kvforge bench``: time to first token and throughput of workloads, one JSON line each."""
+"""``kvforge bench``: time to first token and throughput of workloads, of an engine or of a server."""
 
 import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.commands.bench_url import OWN, add_load_options, run_load
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_command, add_threads
+from kvforge.commands.url_argument import check_for_engine, is_url
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -18,10 +21,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "bench",
-        help="measure an engine, or a checkpoint, on workloads of random tokens",
+        help="measure an engine, a checkpoint or a server on random tokens",
         example="kvforge bench ENGINE --input-len 1024 --output-len 128 --concurrency 8",
     )
-    add_engine_argument(parser, ("max_num_tokens", "max_seq_len"))
+    add_engine_argument(parser, ("max_num_tokens", "max_seq_len"), or_url=True)
+    add_load_options(parser)
     parser.add_argument(
         "--workloads",
         type=Path,
@@ -32,7 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--only", action="append", metavar="NAME", help="run only this workload of the file")
     parser.add_argument("--input-len", type=int, metavar="N", help="tokens of a prompt (default: 512)")
     parser.add_argument("--output-len", type=int, metavar="N", help="tokens generated for a prompt (default: 64)")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="prompts that start at once (default: 1)")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", metavar="N",
+        help="prompts that start at once, of a server requests that are open at a time; several are measured one "
+        "after the other (default: 1, of a server all)",
+    )  # fmt: skip
     parser.add_argument(
         "--num-runs",
         type=int,
@@ -62,9 +70,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; raises EngineError, or KvforgeError for a workload that cannot be read or does not fit."""
+    if is_url(args.engine):
+        return run_load(args, _SIZES | _given_sizes(args))
+    check_for_engine(args, OWN)
     from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, measure, warm_up
-    from kvforge.common.errors import KvforgeError
     from kvforge.runtime.loading import load_engine
 
     if args.num_runs < 1:
@@ -104,19 +114,28 @@ def _workloads(args: argparse.Namespace) -> "list[Workload]":
         KvforgeError: a file is given beside them or cannot be read, or one of them is below 1.
     """
     from kvforge.bench.workload import Workload, load_workloads
-    from kvforge.common.errors import KvforgeError
 
-    sizes = {"input_len": 512, "output_len": 64, "concurrency": 1}
-    given = {name: getattr(args, name) for name in sizes if getattr(args, name) is not None}
-    for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if args.workloads is not None:
-            raise KvforgeError(f"{flag} describes a workload, and --workloads has its own; give one of them.")
-        if value < 1:
-            raise KvforgeError(f"{flag} is {value}; give at least 1.")
+    given = _given_sizes(args)
     if args.workloads is not None:
+        for name in ("input_len", "output_len", "concurrency"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise KvforgeError(f"{flag} describes a workload, and --workloads has its own; give one of them.")
         return load_workloads(args.workloads, args.only)
     if args.only:
         raise KvforgeError("--only chooses from a file; add --workloads FILE, or leave it out.")
-    num_input, num_output, num_requests = (sizes | given).values()
-    return [Workload(f"{num_requests}x{num_input}+{num_output}", num_requests, num_input, num_output)]
+    num_input, num_output = (_SIZES | given).values()
+    return [Workload(f"{num}x{num_input}+{num_output}", num, num_input, num_output) for num in args.concurrency or [1]]
+
+
+_SIZES = {"input_len": 512, "output_len": 64}
+
+
+def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
+    """The lengths that are given. Raises KvforgeError where one of them, or a concurrency, is below 1."""
+    for name in (*_SIZES, "concurrency"):
+        value = getattr(args, name)
+        for number in value if isinstance(value, list) else [] if value is None else [value]:
+            if number < 1:
+                raise KvforgeError(f"--{name.replace('_', '-')} is {number}; give at least 1.")
+    return {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from kvforge.commands.chat_options import add_chat_options, opening, template_options
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_command, add_threads
+from kvforge.commands.remote_answers import RemoteChat
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
+from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -26,11 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "chat",
-        help="talk to an engine, or a checkpoint",
+        help="talk to an engine, a checkpoint or a server",
         description=f"Answers each line as a message. {HELP}.",
         example="kvforge chat ENGINE --temperature 0.7",
     )
-    add_engine_argument(parser, ("max_seq_len",))
+    add_engine_argument(parser, ("max_seq_len",), or_url=True)
+    add_url_options(parser)
     add_chat_options(parser)
     add_sampling_options(parser, max_tokens=None)
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
@@ -45,17 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends. At a terminal an error is shown and the conversation goes on; from a pipe it is
     raised: EngineError, RequestError, KvforgeError where an answer failed."""
-    from kvforge.runtime import AsyncLLM, SamplingParams
-    from kvforge.runtime.text.prompts import PromptReader
-
-    speculation = speculation_options(args)
-    engine, _ = engine_of(args, predicts="exact_tokens" in speculation)
-    manifest = load_manifest(engine)
-    options = template_options(args)
-    PromptReader(None, engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
-    max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
-    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, engine / TOKENIZER_DIR))
-    llm = AsyncLLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation)
+    llm, params, options = (RemoteChat(args), None, {}) if is_url(args.engine) else _of_engine(args)
     at_terminal = sys.stdin.isatty()
     loop = asyncio.new_event_loop()
     try:
@@ -78,14 +71,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _of_engine(args: argparse.Namespace) -> "tuple[AsyncLLM, SamplingParams, dict[str, Any]]":
+    from kvforge.runtime import AsyncLLM, SamplingParams
+    from kvforge.runtime.text.prompts import PromptReader
+
+    check_for_engine(args)
+    speculation = speculation_options(args)
+    engine, _ = engine_of(args, predicts="exact_tokens" in speculation)
+    manifest = load_manifest(engine)
+    options = template_options(args)
+    PromptReader(None, engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
+    max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
+    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, engine / TOKENIZER_DIR))
+    llm = AsyncLLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation)
+    return llm, params, options
+
+
 class _Chat:
     """A conversation: ``messages`` are those so far."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        llm: "AsyncLLM",
-        params: "SamplingParams",
+        llm: "AsyncLLM | RemoteChat",
+        params: "SamplingParams | None",
         first: list[dict[str, str]],
         options: dict[str, Any],
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_revision, display_of
+from kvforge.commands.url_argument import place
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import check_is_there, names_checkpoint
 
@@ -15,14 +16,17 @@ LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 _OF_BUILD_ALONE = ("decoupled_mode", "kv_prediction", "calibration")
 
 
-def add_engine_argument(parser: argparse.ArgumentParser, limits: tuple[str, ...] = LIMITS) -> None:
+def add_engine_argument(
+    parser: argparse.ArgumentParser, limits: tuple[str, ...] = LIMITS, or_url: bool = False
+) -> None:
     """Declare the positional argument ``engine`` and what it is built with, but for the ``limits``, which the command
-    declares itself."""
+    declares itself. ``or_url``: it may be the URL of a server."""
+    server = "; or the URL of an OpenAI-compatible server" if or_url else ""
     parser.add_argument(
         "engine",
-        type=Path,
+        type=place if or_url else Path,
         help="directory that kvforge build wrote; or a checkpoint, a directory, a GGUF file or OWNER/NAME[@REVISION] "
-        "on the Hub, of which an engine is built once and kept",
+        f"on the Hub, of which an engine is built once and kept{server}",
     )
     flags = ", ".join(flag_of(name) for name in limits)
     building = parser.add_argument_group("building", f"for a checkpoint, besides {flags}, which are built for")

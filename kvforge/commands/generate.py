@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kvforge.commands.chat_options import NAMES, add_chat_options, opening, template_options
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_command, add_threads, display_of
+from kvforge.commands.remote_answers import generate_remotely
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
+from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -27,10 +29,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "generate",
-        help="generate text with an engine, or a checkpoint",
+        help="generate text with an engine, a checkpoint or a server",
         example='kvforge generate ENGINE --prompt "Once upon a time" --max-tokens 64',
     )
-    add_engine_argument(parser, ("max_seq_len",))
+    add_engine_argument(parser, ("max_seq_len",), or_url=True)
+    add_url_options(parser)
     parser.add_argument(
         "--prompt",
         action="append",
@@ -69,10 +72,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; raises EngineError, RequestError, or KvforgeError after the output if a sequence failed."""
+    chat = None if args.chat and is_url(args.engine) else _chat_options(args)
+    if is_url(args.engine):
+        if args.logprobs is not None and not args.json:
+            raise RequestError("--logprobs of a server is written by --json; add that, or leave it out.")
+        return generate_remotely(args, _guide(args), _read_input)
     from kvforge.runtime import LLM, SamplingParams
 
+    check_for_engine(args)
     options = speculation_options(args)
-    chat = _chat_options(args)
     engine, _ = engine_of(args, predicts="exact_tokens" in options)
     params = SamplingParams(
         n=args.n,

@@ -1,6 +1,7 @@
 """`kvforge serve ENGINE`: a Triton server for one engine, until it is interrupted."""
 
 import argparse
+import dataclasses
 import os
 import sys
 import webbrowser
@@ -163,8 +164,12 @@ def run(args: argparse.Namespace) -> int:
                 canary.start(server.http_url)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             notes.close()
+            model = "'ensemble'"
+            if args.openai:
+                served = dataclasses.replace(gateway_options(args, doors, name), engine=engine)
+                model = f"{served.names[0]!r} (Triton's is 'ensemble')"
             print(
-                f"kvforge: serving {args.engine} as model 'ensemble', after {notes.seconds:.1f} s (Ctrl-C stops)",
+                f"kvforge: serving {args.engine} as model {model}, after {notes.seconds:.1f} s (Ctrl-C stops)",
                 flush=True,
             )
             if gateway is not None and not args.no_page:

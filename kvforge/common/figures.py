@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,13 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def compact_svg(data: bytes) -> bytes:
+    """The same drawing of matplotlib's without metadata, indentation, and breaks in the data of paths."""
+    data = re.sub(rb" <metadata>.*?</metadata>\n", b"", data, flags=re.DOTALL)
+    data = re.sub(rb' d="([^"]*)"', lambda found: b' d="%b"' % re.sub(rb"\s*([A-Za-z])\s*", rb"\1", found[1]), data)
+    return re.sub(rb"\n +<", b"\n<", data)
+
+
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write ``figure`` in the format that the name of ``path`` says; what is there before stays until it is done. The
     same figure gives the same SVG.
@@ -49,9 +57,10 @@ def save_figure(figure: "Figure", path: Path) -> None:
             figure.savefig(image, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     except ValueError as error:
         raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
+    data = compact_svg(image.getvalue()) if kind == "svg" else image.getvalue()
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        unfinished.write_bytes(image.getvalue())
+        unfinished.write_bytes(data)
         unfinished.replace(path)
     except OSError as error:
         raise KvforgeError(

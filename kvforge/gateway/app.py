@@ -21,6 +21,8 @@ from kvforge.gateway.messages.answer import MessagesFormat
 from kvforge.gateway.messages.models import model_info, models_page
 from kvforge.gateway.middleware import OPEN_PATHS, Front
 from kvforge.gateway.model import ServedModel
+from kvforge.gateway.openapi import document
+from kvforge.gateway.openapi_page import add_documents
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.page.engine_numbers import EngineNumbers
 from kvforge.gateway.page.static_files import add_files
@@ -153,7 +155,7 @@ class Gateway:
 def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Front:
     """The application in its outermost layer, which is what a server runs."""
     gateway = Gateway(model, options)
-    app = FastAPI(title="kvforge", version=__version__, docs_url=None, redoc_url=None, lifespan=gateway.lifespan)
+    app = FastAPI(title="kvforge", version=__version__, docs_url=None, openapi_url=None, lifespan=gateway.lifespan)
     app.post("/v1/completions")(gateway.completions)
     app.post("/v1/chat/completions")(gateway.chat)
     app.post("/v1/responses")(gateway.responses)
@@ -162,7 +164,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app.post("/tokenize")(gateway.tokenize)
     app.post("/detokenize")(gateway.detokenize)
     app.get("/tokenizer_info")(gateway.tokenizer_info)
-    app.post("/v1/embeddings")(embeddings)
+    app.post("/v1/embeddings", include_in_schema=False)(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)
     app.get("/ready")(gateway.ready)
@@ -180,10 +182,12 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     async def version() -> Response:
         return JSONResponse({"version": __version__})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return _prometheus(front.metrics() + await gateway.engine_metrics())
 
+    described = document(app, options, bool(keys))
+    open_paths |= add_documents(app, described)
     app.exception_handler(ApiError)(_on_api_error)
     app.exception_handler(HTTPException)(_on_http_error)
     app.exception_handler(Exception)(_on_failure)
@@ -222,9 +226,16 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: f"there is nothing at {request.url.path[:200]}", 405: "this method is not allowed here"}
+    allowed = (error.headers or {}).get("Allow", "")
+    what = {
+        404: f"there is nothing at {request.url.path[:200]}",
+        405: f"this method is not allowed here; use {allowed.replace(', ', ' or ')}",
+    }
     said = what.get(error.status_code, str(error.detail))
-    return error_response(ApiError(error.status_code, said), request.scope)
+    response = error_response(ApiError(error.status_code, said), request.scope)
+    if allowed:
+        response.headers["Allow"] = allowed
+    return response
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:

@@ -76,10 +76,9 @@ class ServedModel:
         if template is not None:
             digest.update(json.dumps([template.sources, template.special_tokens], sort_keys=True).encode())
         max_seq_len = min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len)
-        names = options.model_names or (options.engine.resolve().name,)
         return cls(
-            name=names[0],
-            names=names,
+            name=options.names[0],
+            names=options.names,
             created=int((options.engine / MANIFEST_FILE).stat().st_mtime),
             manifest=manifest,
             tokenizer=tokenizer,

@@ -59,6 +59,11 @@ class GatewayOptions:
     log_level: str = "info"
     exit_with_parent: bool = False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model, beginning with its own name."""
+        return self.model_names or (self.engine.resolve().name,)
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) < 1:

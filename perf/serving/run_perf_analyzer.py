@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from kvforge.bench.traces import Goals
 from kvforge.manifest import load_manifest
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import (
@@ -32,7 +33,6 @@ from perf.harness.engines import tokenizer_of
 from perf.serving.load.client import FORCED, ask_text, ask_tokens
 from perf.serving.load.engines import TINY, tiny_engine
 from perf.serving.load.level import LevelMeter
-from perf.serving.load.profile_export import Goals
 from perf.serving.load.prompts import make_prompts
 from perf.serving.load.sweep import markdown, plot
 

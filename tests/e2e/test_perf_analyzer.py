@@ -4,10 +4,11 @@ import shutil
 
 import pytest
 
+from kvforge.bench.traces import Goals
 from kvforge.serving.server.launcher import TritonServer
 from perf.serving.load.client import ask_text, ask_tokens
 from perf.serving.load.perf_analyzer import SHA256, cached_program, run_perf_analyzer
-from perf.serving.load.profile_export import Goals, read_traces, summarise
+from perf.serving.load.profile_export import read_traces, summarise
 
 OUTPUT_TOKENS, NUM_REQUESTS = 8, 6
 MORE = {"end_id": -1, "return_num_output_tokens": True}

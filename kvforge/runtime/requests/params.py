@@ -127,10 +127,10 @@ class SamplingParams:
             object.__setattr__(
                 self, item.name, plain(value) if maximum is None else plain_list(item.name, value, maximum)
             )
-        for name, (minimum, maximum) in _INTEGERS.items():
+        for name, (minimum, maximum) in INTEGERS.items():
             if not self._left_out(name):
                 check_integer(name, getattr(self, name), minimum, maximum)
-        for name, (low, high, open_low) in _NUMBERS.items():
+        for name, (low, high, open_low) in NUMBERS.items():
             if not self._left_out(name):
                 check_number(name, getattr(self, name), low, high, open_low)
         check_flag("return_logits", self.return_logits)
@@ -177,7 +177,7 @@ _LISTS = {
     "retention": MAX_RANGES,
 }
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "deadline_s")
-_INTEGERS = {
+INTEGERS = {
     **INTEGERS_OF_SAMPLING,
     "n": (1, MAX_SEQUENCES),
     "max_tokens": (1, 2**31 - 1),
@@ -188,7 +188,7 @@ _INTEGERS = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "priority": (-(2**63), 2**63 - 1),
 }
-_NUMBERS: dict[str, tuple[float, float, bool]] = {
+NUMBERS: dict[str, tuple[float, float, bool]] = {
     **NUMBERS_OF_SAMPLING,
     "top_p_decay": (0.0, 1.0, True),
     "top_p_min": (0.0, 1.0, True),

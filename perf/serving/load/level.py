@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from kvforge.bench.traces import Goals
 from kvforge.serving.server.launcher import TritonServer
 from perf.serving.load.perf_analyzer import run_perf_analyzer
-from perf.serving.load.profile_export import Goals, read_traces, summarise
+from perf.serving.load.profile_export import read_traces, summarise
 
 
 class LevelMeter:

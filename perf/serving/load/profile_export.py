@@ -6,61 +6,10 @@ Tokens that are ready together come in one response, so responses are not tokens
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from kvforge.bench.traces import Goals, RequestTrace, percentiles
 from kvforge.common.errors import KvforgeError
-
-PERCENTILES = (50, 90, 99)
-
-
-@dataclass(frozen=True)
-class RequestTrace:
-    """One answered request: seconds on one clock, and the tokens that had come by each response (cumulative)."""
-
-    sent: float
-    arrivals: tuple[float, ...]
-    tokens: tuple[int, ...]
-
-    @property
-    def ttft(self) -> float:
-        """Time to the first response, which carries the first token."""
-        return self.arrivals[0] - self.sent
-
-    @property
-    def end_to_end(self) -> float:
-        return self.arrivals[-1] - self.sent
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token after the first response; None where nothing came after it."""
-        later = self.tokens[-1] - self.tokens[0]
-        return (self.arrivals[-1] - self.arrivals[0]) / later if later else None
-
-    @property
-    def inter_token(self) -> list[float]:
-        """One latency per token after the first response: k tokens that came together share their gap evenly."""
-        gaps = []
-        for i in range(1, len(self.arrivals)):
-            new = self.tokens[i] - self.tokens[i - 1]
-            gaps += [(self.arrivals[i] - self.arrivals[i - 1]) / new] * new if new else []
-        return gaps
-
-
-@dataclass(frozen=True)
-class Goals:
-    """What a request must keep to count as good, in seconds; None asks for nothing."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-
-    def are_met(self, trace: RequestTrace) -> bool:
-        tpot = trace.tpot
-        return (self.ttft is None or trace.ttft <= self.ttft) and (
-            self.tpot is None or tpot is None or tpot <= self.tpot
-        )
 
 
 def read_traces(experiment: Mapping[str, Any]) -> list[RequestTrace]:
@@ -81,14 +30,6 @@ def read_traces(experiment: Mapping[str, Any]) -> list[RequestTrace]:
             raise KvforgeError(f"num_output_tokens goes back in a response: {tokens}.")
         traces.append(RequestTrace(request["timestamp"] / 1e9, tuple(arrivals), tokens))
     return traces
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """{"p50": ..., "p90": ..., "p99": ..., "mean": ...} by linear interpolation; nothing for no values."""
-    if not len(values):
-        return {}
-    found = {f"p{q}": float(value) for q, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
-    return {**found, "mean": float(np.mean(values))}
 
 
 def summarise(

@@ -64,7 +64,10 @@ def test_columns(bench, arguments, titles, keys) -> None:
     assert head.endswith(f"combined tok/s{titles}") and len(head) == len(row)
     counts = json.loads(bench(*arguments, "--json")[0])
     expected = [format(counts.get(key, 0), form) for key, form in keys.items()]
-    assert row.split()[:4] == ["few", "2", "12", "60"] and row.split()[7:] == expected
+    assert row.split()[:4] == ["few", "2", "12", "60"] and row.split()[10:] == expected
+    seconds = counts["ttft_s"], counts["total_s"]
+    assert counts["prompt_tok_s"] <= 24 / seconds[0] and counts["decode_tok_s"] > 120 / seconds[1] * 0.5
+    assert 0 < counts["token_ms"] < 1e3 * seconds[1] / 59
     assert ("early_exits" in counts) == (arguments[-1:] in (["0.5"], ["0.1"]))
     assert counts.get("prompt_early_exits", 0) == (2 if "--early-exit-prompts" in arguments else 0)
 
@@ -78,4 +81,4 @@ def test_columns_of_shadowkv(bench, monkeypatch) -> None:
     head, row = bench()
     counts = json.loads(bench("--json")[0])
     assert head.endswith("combined tok/s    chunks  in place") and len(head) == len(row)
-    assert row.split()[7:] == [str(counts.get("selected_chunks", 0)), format(counts.get("chunk_hit_rate", 0.0), ".1%")]
+    assert row.split()[10:] == [str(counts.get("selected_chunks", 0)), format(counts.get("chunk_hit_rate", 0.0), ".1%")]

@@ -88,8 +88,9 @@ BUILDING: dict[str, Any] = {
 }  # fmt: skip
 """For checkpoints."""
 DISPLAY = {"--help", "--verbose", "--quiet"}
-ELSEWHERE = {"--threads", "--api-key"}
-"""Put into the environment: tests/cpu/common/test_threads.py, test_serve_gateway.py."""
+ELSEWHERE = {"--threads", "--api-key", "--model"}
+"""Put into the environment, or for servers: tests/cpu/common/test_threads.py, test_serve_gateway.py,
+tests/cpu/gateway/test_remote_commands.py."""
 
 
 class Stop(KvforgeError):
@@ -277,4 +278,6 @@ def test_serve_prints_how_silent_requests_are_sampled(asked: list[Any], tmp_path
     supervisor = SimpleNamespace(report=None, run=lambda announce, _: announce(server))
     monkeypatch.setattr("kvforge.serving.server.supervisor.Supervisor", lambda *_: supervisor)
     assert main(["serve", str(tmp_path / "tiny"), "--openai", "--openai-port", "0", "--top-k", "4"]) == 0
-    assert "sampled with temperature 0.75 (generation_config.json), top_k 4 (command line)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "sampled with temperature 0.75 (generation_config.json), top_k 4 (command line)" in printed
+    assert "tiny as model 'tiny' (Triton's is 'ensemble'), after" in printed, "what clients give as model"

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
-from kvforge.gateway import functions, guides, request_fields, responses_request, token_requests
+from kvforge.gateway import functions, guides, openapi, request_fields, responses_request, token_requests
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.field_descriptions import DESCRIPTIONS
 from kvforge.gateway.messages import fields as messages
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
@@ -375,6 +376,48 @@ def test_any_value_is_served_or_refused(reader: RequestReader, walk: str, name: 
     """Nothing but ApiError is raised, and it is the request's fault."""
     found = outcome(reader, WALKS[walk], WALKS[walk].pairs[name].more, WALKS[walk].place(name, value))
     assert isinstance(found, dict) or found.status == 400
+
+
+def allows(schema: Mapping[str, Any], value: Any) -> bool:
+    """Whether a schema of /openapi.json does; of an object it looks at what is required."""
+    if "anyOf" in schema:
+        return any(allows(each, value) for each in schema["anyOf"])
+    types = {"null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str,
+             "array": list, "object": dict}  # fmt: skip
+    named = schema.get("type", [*types])
+    kinds = [types[name] for name in ([named] if isinstance(named, str) else named)]
+    if not any(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) for kind in kinds):
+        return False
+    if isinstance(value, list):
+        return all(allows(schema.get("items", {}), each) for each in value) and len(value) >= schema.get("minItems", 0)
+    if isinstance(value, dict):
+        return set(schema.get("required", ())) <= {*value}
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value in schema.get("enum", [value])
+    above = value > schema.get("exclusiveMinimum", value - 1) and value >= schema.get("minimum", value)
+    return above and value <= schema.get("maximum", value)
+
+
+ODD = (None, True, -1, 0, 5, 0.5, 1e9, "odd", [], ["odd"], [5], {})
+OF_PATHS = dict(zip(openapi.BODIES, ("completions", "chat", "responses", "messages", "count_tokens", "tokenize",
+                                     "detokenize"), strict=True))  # fmt: skip
+BESIDE = {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "add_special", "with_pieces"}
+"""Refused for what stands beside them, too."""
+
+
+@pytest.mark.parametrize(("path", "walk"), OF_PATHS.items())
+def test_the_document_allows_what_is_served(reader: RequestReader, path: str, walk: str) -> None:
+    """And of single numbers and flags nothing else."""
+    found, schema = WALKS[walk], openapi.body_schema(openapi.BODIES[path], GatewayOptions())
+    assert set(schema["properties"]) == {*found.known, *found.without_effect, *found.refused}
+    assert {*DESCRIPTIONS} == {name for each in openapi.BODIES.values() for name in each.known}
+    for name in found.known:
+        member, pair = schema["properties"][name], found.pairs[name]
+        is_scalar = {"integer", "number", "boolean"} & {*member.get("type", ())} and name not in BESIDE
+        for value in (pair.one, *ODD):
+            served = isinstance(outcome(reader, found, pair.more, found.place(name, value)), dict)
+            assert allows(member, value) or not served, (name, value)
+            assert served or not is_scalar or not allows(member, value), (name, value)
 
 
 @pytest.mark.parametrize("kind", [[], {}, 5])

@@ -173,7 +173,7 @@ def test_other_paths(client: openai.OpenAI, url: str) -> None:
         client.models.retrieve("../../etc/passwd")
     check(call(url, "GET", "/v1/nothing"), 404, None)
     check(call(url, "GET", "/v1/completions"), 405, None)
-    check(call(url, "GET", "/docs"), 404, None)
+    check(call(url, "GET", "/redoc"), 404, None)
 
 
 ENGINE_ERRORS = [

@@ -29,6 +29,7 @@ COMMANDS = {
         "w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()'",
         "kvforge plan --model m.gguf --input 512 --output 16",
     ),
+    "client": ("kvforge generate http://127.0.0.1:9 --prompt x 2>&1 | grep 'nothing answers'",),
     "perf": ("kvforge plan --model TEACHER --cut 4 --plot plan.svg",),
     "train": (
         "kvforge rewire TEACHER rewired --cut-layer 4",

@@ -30,6 +30,7 @@ FORBIDDEN = {
     "kvforge/kv_policies": ("kvforge.manifest", "plugins", *ENGINES, *ABOVE),
     "kvforge/manifest": ("model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/tokenization": ("kvforge.checkpoint", "model_defs", "plugins", *ENGINES, *ABOVE),
+    "kvforge/remote": ("model_defs", "plugins", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/tasks": ("model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/workers": (*ENGINES, *ABOVE),
     "kvforge/tensorrt": ("model_defs", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE),
@@ -68,7 +69,7 @@ FORBIDDEN = {
 WITHOUT_TORCH = (
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
     "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
-    "kvforge/planning", "kvforge/hub",
+    "kvforge/planning", "kvforge/hub", "kvforge/remote", "kvforge/bench/load.py", "kvforge/bench/traces.py",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving", "kvforge/runtime/sessions/missing.py", "triton_repo", "kvforge/vllm_engine",

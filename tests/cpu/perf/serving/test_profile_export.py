@@ -2,8 +2,9 @@
 
 import pytest
 
+from kvforge.bench.traces import Goals, RequestTrace, percentiles
 from kvforge.common.errors import KvforgeError
-from perf.serving.load.profile_export import Goals, RequestTrace, percentiles, read_traces, summarise
+from perf.serving.load.profile_export import read_traces, summarise
 from perf.serving.load.sweep import markdown, plot
 
 MS = 1_000_000  # ns

@@ -1,0 +1,1 @@
+"""Servers of OpenAI's HTTP API, as a client sees them."""
