@@ -1,4 +1,4 @@
-"""The models of the paper (arXiv 2410.03960) with the cuts it tried, best first, and Qwen3; public configurations."""
+"""The models of the paper (arXiv 2410.03960) with the cuts it tried, best first, and newer ones, as published."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from openapi_spec_validator import validate
 
 from kvforge.gateway.openapi import BODIES
 from tests.cpu.gateway.http_calls import call, post
@@ -33,7 +34,7 @@ def test_every_path_is_there_with_its_method(url: str) -> None:
 
 
 def test_the_document_is_valid(url: str) -> None:
-    pytest.importorskip("openapi_spec_validator").validate(document(url))
+    validate(document(url))
 
 
 @pytest.mark.parametrize("path", BODIES)
