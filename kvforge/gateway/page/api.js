@@ -17,7 +17,7 @@ export async function* events(path, body, signal) {
   const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers() },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }),
     signal,
   });
   if (!response.ok) {
