@@ -25,8 +25,9 @@ export async function answer(path, body, entry, signal, grew) {
   }
 }
 
-function take({ usage, choices: [choice] }, entry, times) {
+function take({ usage, unguided, choices: [choice] }, entry, times) {
   times.usage = usage ?? times.usage;
+  times.unguided ??= unguided;
   if (!choice) {
     return;
   }

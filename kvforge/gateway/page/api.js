@@ -24,6 +24,8 @@ export async function* events(path, body, signal) {
     const answer = await response.json().catch(() => ({}));
     throw new Error(answer.error?.message ?? `the server answered with status ${response.status}`);
   }
+  // What no guide keeps of the tools' schemas.
+  yield { choices: [], unguided: response.headers.get("x-kvforge-unguided") };
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

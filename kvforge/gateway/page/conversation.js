@@ -3,14 +3,13 @@
 export const NAMES = { user: "You", assistant: "Model", tool: "Result", completion: "Completion", error: "Error" };
 
 export function newConversation(settings) {
-  // crypto.randomUUID is for https and localhost only.
-  const id = [...crypto.getRandomValues(new Uint32Array(2))].map((part) => part.toString(36)).join("");
+  const id = Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
   return { id, title: "", at: Date.now(), settings, entries: [] };
 }
 
 export function titleOf({ title, entries }) {
   const begins = entries[0] ? (entries[0].prompt ?? entries[0].content) : "";
-  return title || begins.trim().split("\n")[0].slice(0, 40) || "New conversation";
+  return title || begins.trim().replace(/\n[^]*/, "").replace(/^(.{36}\S*)[^]+/, "$1 …") || "New conversation";
 }
 
 // As the API takes them; errors, and answers that say nothing, are none.
@@ -33,12 +32,13 @@ export function openCalls({ entries }) {
   return last?.role === "assistant" ? (last.calls ?? []) : [];
 }
 
+export function asJson(model, conversation) {
+  const messages = messagesOf(conversation, conversation.settings.system);
+  return JSON.stringify({ model, messages, ...conversation }, null, 2);
+}
+
 export function asMarkdown(conversation) {
-  const fence = (text, language) => {
-    const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
-    const marks = "`".repeat(longest + 1);
-    return `${marks}${language}\n${text}\n${marks}`;
-  };
+  const fence = (text, language) => `~~~~~~${language}\n${text}\n~~~~~~`;
   const parts = conversation.entries.map(({ role, name, content, prompt, reasoning, calls = [], figures }) =>
     [
       `## ${NAMES[role]}${name ? ` of ${name}` : ""}`,

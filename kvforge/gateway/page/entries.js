@@ -1,7 +1,7 @@
 // What an entry of a conversation looks like.
 
 import { NAMES } from "./conversation.js";
-import { button, copyButton, element } from "./dom.js";
+import { button, byId, copyButton, element } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
 // An entry's node with the buttons of `acts`, a table of words and functions; its `update` shows what has changed.
@@ -54,7 +54,10 @@ function pretty(given) {
 export function editForm(said, text, send) {
   const field = element("textarea", { value: text, rows: 3, ariaLabel: "Edit the message" });
   const form = element("form", { className: "edit" }, field);
-  const cancel = () => form.replaceWith(said);
+  const cancel = () => {
+    form.replaceWith(said);
+    byId("text").focus();
+  };
   form.append(element("div", { className: "row" }, element("button", {}, "Send from here"), button("Cancel", cancel)));
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -6,7 +6,7 @@ export const whole = (value) => value.toFixed(0);
 
 // What is said below an answer. Its rate is the board's: tokens over the time in which they came, those of the first
 // event left out, because the time before them is the time to first token.
-export function summary({ asked, first, last, firstTokens, tokens, usage, reason }) {
+export function summary({ asked, first, last, firstTokens, tokens, usage, reason, unguided }) {
   const parts = [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
@@ -18,5 +18,6 @@ export function summary({ asked, first, last, firstTokens, tokens, usage, reason
   if (tokens > firstTokens) {
     parts.push(`${whole(rate(tokens - firstTokens, last - first))} tokens/s`);
   }
-  return [...parts, ...(reason === "length" ? ["cut off at max tokens"] : [])].join(" · ");
+  const notes = [reason === "length" && "cut off at max tokens", unguided && `left to the model: ${unguided}`];
+  return [...parts, ...notes.filter(Boolean)].join(" · ");
 }

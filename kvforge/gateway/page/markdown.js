@@ -1,5 +1,6 @@
-// Markdown as nodes: CommonMark with tables, ~~struck~~ text and bare links. HTML, entities and link references stay
-// text, images become links, and a link leads to http, https or mailto. Any text takes time in proportion to its length.
+// Markdown as nodes: CommonMark with tables, ~~struck~~ text and bare links. HTML, entities, link references, indented
+// code and underlined headings stay text, images become links, and a link leads to http, https or mailto. Any text takes
+// time in proportion to its length.
 
 import { copyButton, element } from "./dom.js";
 
@@ -12,8 +13,6 @@ const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
 const FIRST_ITEM = /^ {0,3}(?:[-*+]|1[.)]) +\S/; // of the lists that may follow a text without an empty line
-const UNDERLINE = /^ {0,3}(={3,}|-{3,})[ \t]*$/;
-const CODE = /^ {4}/;
 const TOKEN =
   /\\[!-/:-@[-`{-~\n]|`+|<(?:https?:\/\/|mailto:)[^\s<>]*>|https?:\/\/[^\s<>[\]`"|*]+|!?\[|\]|\*+|_+|~~/g;
 const TARGET = /\((?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*))(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
@@ -41,10 +40,9 @@ function* blocks(lines, depth) {
   let end = 0;
   for (let at = 0; at < lines.length; at = Math.max(end, at + 1)) {
     if (lines[at].trim()) {
-      const apart = end > 0 && end < at;
       const [next, make] = block(lines, at, depth);
       end = next;
-      yield { source: lines.slice(at, end).join("\n"), apart, make };
+      yield { source: lines.slice(at, end).join("\n"), make };
     }
   }
 }
@@ -54,12 +52,12 @@ function block(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
   const heading = HEADING.exec(line);
-  if (CODE.test(line)) {
-    return indented(lines, at);
-  } else if (fence) {
+  if (fence) {
     return fenced(lines, at, fence);
   } else if (heading) {
-    return [at + 1, () => title(heading[1].length, (heading[2] ?? "").trim().replace(/(^|[ \t])#+$/, ""))];
+    // The page's own headings are above those of an answer.
+    const level = Math.min(6, heading[1].length + 2);
+    return [at + 1, () => fill(element(`h${level}`), (heading[2] ?? "").trim().replace(/(^|[ \t])#+$/, ""))];
   } else if (RULE.test(line)) {
     return [at + 1, () => element("hr")];
   } else if (depth < MAX_DEPTH && QUOTE.test(line)) {
@@ -74,23 +72,11 @@ const interrupts = (line) => [FENCE, HEADING, RULE, QUOTE, FIRST_ITEM].some((kin
 const goesOn = (line, before) =>
   line.trim() && before.trim() && !interrupts(line) && ![FENCE, HEADING, RULE].some((kind) => kind.test(before));
 
-// The page's own headings are above those of an answer.
-const title = (level, text) => fill(element(`h${Math.min(6, level + 2)}`), text);
-
-function indented(lines, at) {
-  let end = at;
-  while (end < lines.length && (CODE.test(lines[end]) || !lines[end].trim())) {
-    end += 1;
-  }
-  const code = lines.slice(at, end).map((line) => line.slice(4));
-  return [end, () => codeBlock(code.join("\n").trimEnd(), "")];
-}
-
 function fenced(lines, at, [, marks, language]) {
   const indent = lines[at].search(/\S/);
   const closes = (line) => {
     const found = line.trim();
-    return found.length >= marks.length && found === marks[0].repeat(found.length) && !CODE.test(line);
+    return found.length >= marks.length && found === marks[0].repeat(found.length);
   };
   let end = at + 1;
   while (end < lines.length && !closes(lines[end])) {
@@ -144,20 +130,8 @@ function list(lines, at, depth) {
     end -= 1;
   }
   const number = parseInt(first, 10);
-  return [end, () => element(number >= 0 ? "ol" : "ul", number >= 0 ? { start: number } : {}, ...listItems(items, depth))];
-}
-
-function listItems(items, depth) {
-  const parts = items.map((item) => [...blocks(item, depth + 1)]);
-  const isLast = (index) => index === items.length - 1;
-  const loose =
-    parts.some((inner) => inner.some(({ apart }) => apart)) ||
-    items.some((item, index) => !isLast(index) && item.length > 1 && !item[item.length - 1].trim());
-  const made = ({ make }) => {
-    const node = make();
-    return !loose && node.tagName === "P" ? [...node.childNodes] : [node];
-  };
-  return parts.map((inner) => element("li", {}, ...inner.flatMap(made)));
+  const all = () => items.map((item) => element("li", {}, ...children(item, depth)));
+  return [end, () => element(number >= 0 ? "ol" : "ul", number >= 0 ? { start: number } : {}, ...all())];
 }
 
 const cells = (line) =>
@@ -177,10 +151,10 @@ function table(lines, at) {
   while (end < lines.length && lines[end].trim() && !interrupts(lines[end])) {
     end += 1;
   }
-  const sides = cells(lines[at + 1]).map((mark) => (mark.endsWith(":") ? (mark[0] === ":" ? "middle" : "right") : ""));
+  const columns = cells(lines[at]);
   const row = (tag, line) => {
     const found = cells(line);
-    return element("tr", {}, ...sides.map((side, index) => fill(element(tag, { className: side }), found[index] ?? "")));
+    return element("tr", {}, ...columns.map((_, index) => fill(element(tag), found[index] ?? "")));
   };
   const make = () => {
     const rows = lines.slice(at + 2, end).map((line) => row("td", line));
@@ -191,18 +165,11 @@ function table(lines, at) {
 }
 
 function paragraph(lines, at) {
-  const text = (end) => lines.slice(at, end).map((line) => line.trimStart()).join("\n").trimEnd();
   let end = at + 1;
-  for (; end < lines.length && lines[end].trim(); end += 1) {
-    const underline = UNDERLINE.exec(lines[end]);
-    if (underline) {
-      return [end + 1, () => title(underline[1][0] === "=" ? 1 : 2, text(end))];
-    }
-    if (interrupts(lines[end]) || isTable(lines, end)) {
-      break;
-    }
+  while (end < lines.length && lines[end].trim() && !interrupts(lines[end]) && !isTable(lines, end)) {
+    end += 1;
   }
-  return [end, () => fill(element("p"), text(end))];
+  return [end, () => fill(element("p"), lines.slice(at, end).join("\n").trim())];
 }
 
 // Give `parent` a text's inline parts; returns it.
@@ -226,8 +193,7 @@ function fill(parent, text) {
         say(found);
       } else {
         const code = text.slice(token.lastIndex, end).replaceAll("\n", " ");
-        const padded = code.trim() && code.startsWith(" ") && code.endsWith(" ");
-        parent.append(element("code", {}, padded ? code.slice(1, -1) : code));
+        parent.append(element("code", {}, code.trim() ? code.replace(/^ (.*) $/, "$1") : code));
         token.lastIndex = end + found.length;
       }
     } else if (found[0] === "<") {
@@ -280,14 +246,13 @@ function withoutPunctuation(address) {
 }
 
 // A link; nothing where it would lead elsewhere than to the web or to mail.
-function anchor(address, ...children) {
+function anchor(address) {
   if (!URL.canParse(address)) {
     return null;
   }
   const { href, protocol } = new URL(address);
-  const words = children.length ? children : [address];
   const properties = { href, target: "_blank", rel: "noopener noreferrer" };
-  return LINKS.includes(protocol.slice(0, -1)) ? element("a", properties, ...words) : null;
+  return LINKS.includes(protocol.slice(0, -1)) ? element("a", properties, address) : null;
 }
 
 // At a "]": make a link of what is open since the last "[", if a target follows; returns where it ends.
@@ -300,18 +265,17 @@ function closeLink(open, text, at) {
   open.splice(index, 1);
   TARGET.lastIndex = at;
   const match = TARGET.exec(text);
-  const inside = [];
-  for (let next = node.nextSibling; next; next = next.nextSibling) {
-    inside.push(next);
-  }
   const link = match && anchor((match[1] ?? match[2]).replace(/\\([!-/:-@[-`{-~])/g, "$1"));
   if (!link) {
     return 0;
   }
-  if (inside.length) {
-    link.replaceChildren(...inside);
-    link.querySelectorAll("a").forEach((inner) => inner.replaceWith(...inner.childNodes));
+  if (node.nextSibling) {
+    link.replaceChildren();
   }
+  while (node.nextSibling) {
+    link.append(node.nextSibling);
+  }
+  link.querySelectorAll("a").forEach((inner) => inner.replaceWith(...inner.childNodes));
   open.length = index;
   if (node.data === "[") {
     open.forEach((other) => (other.bracket = false)); // no link in a link, but an image may be in one

@@ -1,6 +1,6 @@
 // The list of conversations: new, open, rename, delete, export, and whether this browser keeps them.
 
-import { asMarkdown, messagesOf, newConversation, titleOf } from "./conversation.js";
+import { asJson, asMarkdown, newConversation, titleOf } from "./conversation.js";
 import { byId, button, element } from "./dom.js";
 import { fillSettings, givenSettings } from "./settings.js";
 import { keeps, load, remove, save, setKeeps } from "./store.js";
@@ -16,20 +16,24 @@ export const shown = () => current;
 export function startShelf(facts, open) {
   model = facts.model;
   opened = open;
-  byId("shelf").open = matchMedia("(min-width: 75rem)").matches;
+  byId("shelf").open = matchMedia("(min-width: 68rem)").matches;
   byId("keep").checked = keeps();
   byId("keep").addEventListener("change", switchKeeping);
   byId("new").addEventListener("click", () => show(newConversation(givenSettings())));
   byId("title").addEventListener("change", rename);
   byId("delete").addEventListener("click", drop);
   byId("delete").addEventListener("blur", () => (byId("delete").textContent = "Delete"));
-  byId("export-json").addEventListener("click", () => download("json", asJson()));
+  byId("export-json").addEventListener("click", () => download("json", asJson(model, current)));
   byId("export-markdown").addEventListener("click", () => download("md", asMarkdown(current)));
   byId("settings").addEventListener("change", () => {
     current.settings = givenSettings();
     keep(current);
   });
-  addEventListener("storage", () => keeps() && (read(), list()));
+  addEventListener("storage", () => {
+    byId("keep").checked = keeps();
+    read();
+    list();
+  });
   read();
   show(all.find(({ id }) => `#${id}` === location.hash) ?? newConversation(givenSettings()));
 }
@@ -122,11 +126,6 @@ function drop() {
   all = all.filter((one) => one !== current);
   store(() => remove(current.id));
   show(newConversation(givenSettings()));
-}
-
-function asJson() {
-  const messages = messagesOf(current, current.settings.system);
-  return JSON.stringify({ model, messages, ...current, title: titleOf(current) }, null, 2);
 }
 
 function download(kind, text) {

@@ -7,6 +7,7 @@ import { editForm, resultForm, sendByEnter, view } from "./entries.js";
 import { givenSettings, requestFields, startSettings } from "./settings.js";
 import { keep, shown, startShelf } from "./shelf.js";
 
+const ASKING = ["user", "tool", "completion"];
 let model = "";
 let running = null;
 
@@ -32,7 +33,6 @@ export function startTalk(facts) {
     stop();
     note("");
     draw();
-    byId("text").focus();
   });
 }
 
@@ -64,7 +64,7 @@ function ask() {
 // From the entry `index` on let the conversation be `more`, and ask for an answer to it.
 async function go(index, more, begun = () => {}) {
   const conversation = shown();
-  const last = more[more.length - 1] ?? conversation.entries[index - 1];
+  const last = more[more.length - 1];
   const chats = last.role !== "completion";
   let body;
   if (running) {
@@ -128,27 +128,23 @@ function draw() {
     byId("log").append(resultForm(calls, (texts) => go(conversation.entries.length, texts.map(result))));
   }
   byId("log").scrollTop = byId("log").scrollHeight;
+  if (document.activeElement === document.body) {
+    byId("text").focus({ preventScroll: true }); // the button that had it is gone
+  }
   return views[views.length - 1];
 }
 
+// An entry's buttons: what they say, and what they do.
 function acts(entry, index, made) {
+  const edit = () => running || editForm(made().said, entry.content, (text) => go(index, [{ ...entry, content: text }]));
   const again = () => {
     const { entries } = shown();
-    const from = entries.slice(0, index).findLastIndex(({ role }) => role === "user" || role === "tool") + 1;
-    go(from, []);
+    const from = entries.slice(0, index + 1).findLastIndex(({ role }) => ASKING.includes(role));
+    go(from, [entries[from].role === "completion" ? { ...entries[from], content: "" } : entries[from]]);
   };
-  const complete = (prompt) => go(index, [{ role: "completion", prompt, content: "" }]);
-  if (entry.role === "user") {
-    return { Edit: () => running || editForm(made().said, entry.content, (text) => go(index, [{ ...entry, content: text }])) };
-  } else if (entry.role === "completion") {
-    return { Regenerate: () => complete(entry.prompt) };
-  } else if (entry.role === "assistant") {
-    return { Regenerate: again };
-  }
-  const before = shown().entries[index - 1];
-  return entry.role !== "error" ? {} : {
-    "Send again": before?.role === "completion" ? () => go(index - 1, [{ ...before, content: "" }]) : again,
-  };
+  const table = { user: ["Edit", edit], error: ["Send again", again], tool: [] };
+  const [words, act] = table[entry.role] ?? ["Regenerate", again];
+  return words ? { [words]: act } : {};
 }
 
 // Change the log; who has read to its end goes on doing so.

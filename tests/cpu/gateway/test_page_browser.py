@@ -23,9 +23,9 @@ XSS = """
 
 [a](vbscript:hit) [a](//evil.example) [a](/page/metrics) [![a](javascript:hit=1)](javascript:hit=1) [a](blob:x)
 
-[good](https://e.org/" onclick="window.hit=1) [good](https://e.org/x'onclick='hit=1 "a\\" onclick=hit=1") https://e.org/"onclick="hit=1
+[good](https://e.org/" onclick="hit=1) [good](https://e.org/x'onclick='hit=1 "a\\" onclick=hit=1") https://e.org/"onclick="
 
-````html"onload="window.hit=1
+````html"onload="hit=1
 ```
 <script>window.hit=1</script>
 ```
@@ -50,162 +50,228 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-def ask(browser: Browser, text: str) -> None:
-    browser.type("#text", text)
-    browser.press("enter")
+class Page:
+    """The page in a browser, and the Triton behind it."""
+
+    def __init__(self, browser: Browser, url: str, triton: FakeTriton) -> None:
+        self.browser, self.url, self.triton = browser, url, triton
+        self.run, self.text, self.type, self.keys = browser.run, browser.text, browser.type, browser.press
+        self.click, self.wait, self.console = browser.click, browser.wait, browser.console
+
+    def begin(self) -> None:
+        """A browser that keeps nothing yet."""
+        self.browser.resize(1280, 900)
+        self.browser.open(self.url)
+        self.run("localStorage.clear()")
+        self.open()
+
+    def open(self) -> None:
+        self.browser.open(self.url)
+        self.console()
+        self.wait(lambda: self.text("#model") == "tiny", "the model's name")
+
+    def say(self, text: str, finish: str = "length") -> None:
+        self.triton.script = lambda request: bytes_of(text, request, finish)
+
+    def ask(self, text: str) -> None:
+        self.type("#text", text)
+        self.keys("enter")
+
+    def answered(self, text: str, answer: str | None = None) -> None:
+        """Say something and wait for the answer."""
+        if answer is not None:
+            self.say(answer)
+        before = len(self.said("assistant"))
+        self.ask(text)
+        self.wait(lambda: len(self.said("assistant")) > before and self.idle(), "the answer")
+
+    def idle(self) -> bool:
+        return self.run("return document.querySelector('#stop').disabled")
+
+    def said(self, kind: str) -> list[str]:
+        return self.all(f"#log .{kind} .said")
+
+    def all(self, selector: str, of: str = "e.textContent") -> list[Any]:
+        return self.run(f"return [...document.querySelectorAll(arguments[0])].map((e) => {of})", selector)
+
+    def press(self, words: str, index: int = 0) -> None:
+        """Click a button by its words."""
+        script = "[...document.querySelectorAll('button')].filter((e) => e.textContent === arguments[0])[arguments[1]]"
+        self.run(f"{script}.click()", words, index)
+
+    def fill(self, **values: Any) -> None:
+        script = "for (const [n, v] of Object.entries(arguments[0])) document.querySelector(`[name=${n}]`).value = v"
+        self.run(script, values)
+
+    def stored(self) -> list[Any]:
+        return self.run("return Object.keys(localStorage).sort().map((k) => [k, localStorage[k]])")
+
+    @property
+    def asked(self) -> list[Request]:
+        """The user's requests: the gateway asks for one token after one, to see whether the server is ready."""
+        return [request for request in self.triton.requests if len(request.prompt) > 1]
+
+    def prompt(self, index: int = -1) -> str:
+        return bytes(token - 3 for token in self.asked[index].prompt).decode()
 
 
-def idle(browser: Browser) -> bool:
-    return browser.run("return document.querySelector('#stop').disabled")
+@pytest.fixture
+def page(browser: Browser, url: str, triton: FakeTriton) -> Page:
+    made = Page(browser, url, triton)
+    made.begin()
+    return made
 
 
-def said(browser: Browser, kind: str) -> list[str]:
-    script = "return [...document.querySelectorAll(`#log .${arguments[0]} .said`)].map((e) => e.textContent)"
-    return browser.run(script, kind)
+def test_markup_is_text(page: Page) -> None:
+    page.answered(HOSTILE.replace("😀", ""), HOSTILE)
+    assert page.said("user") == [HOSTILE.replace("😀", "")] and page.said("assistant") == [HOSTILE]
+    assert page.run("return window.hit ?? document.querySelectorAll('#log img, #log script, #bold').length") == 0
+    page.answered("And?", "fine")
+    assert page.said("assistant")[1:] == ["fine"]
+    assert page.prompt() == f"[user]{HOSTILE.replace('😀', '')}[assistant]{HOSTILE}[user]And?[assistant]"
+    assert page.console() == []
 
 
-def begin(browser: Browser, url: str) -> None:
-    """A page whose browser keeps nothing yet."""
-    browser.resize(1280, 900)
-    browser.open(url)
-    browser.run("localStorage.clear()")
-    browser.open(url)
-    browser.console()
-    browser.wait(lambda: browser.text("#model") == "tiny", "the model's name")
+def test_markup_of_a_hostile_answer_does_nothing(page: Page) -> None:
+    page.answered("x", XSS)
+    tags = set(page.all("#log .said *", "e.localName"))
+    assert {"table", "figure", "blockquote"} < tags <= set(TAGS.split())
+    names = {name for names in page.all("#log .said *", "e.getAttributeNames()") for name in names}
+    assert names <= {"class", "href", "rel", "target", "type", "tabindex", "role", "aria-label"}
+    links = page.all("#log .said a", "[e.protocol, e.host, e.rel]")
+    assert links == [["https:", "e.org", "noopener noreferrer"]] * 4
+    page.run("document.querySelectorAll('#log .said *').forEach((e) => e.localName !== 'a' && e.click())")
+    assert page.run("return window.hit ?? 0") == 0
+    text = page.text("#log .assistant .said")
+    assert text.count("<script>window.hit=1</script>") == 6 and "[a](javascript:window.hit=1)" in text
+    assert page.console() == []
 
 
-def answered(browser: Browser, url: str, triton: FakeTriton, answer: str, text: str = "x") -> None:
-    """A new page on which a message was answered."""
-    triton.script = lambda request: bytes_of(answer, request)
-    begin(browser, url)
-    ask(browser, text)
-    finished(browser)
+def test_the_policy_stops_what_the_page_does_not_hold(page: Page) -> None:
+    page.run("const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s)")
+    assert page.run("return window.hit ?? 0") == 0
+    assert any("Content Security Policy" in message for message in page.console())
 
 
-def finished(browser: Browser) -> None:
-    script = "return document.querySelectorAll('#log article').length > 1 && document.querySelector('#stop').disabled"
-    browser.wait(lambda: browser.run(script), "the answer")
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("# A *b* #\n####### C", "<h3>A <em>b</em></h3><p>####### C</p>"),
+        ("**a *b* c** ***d*** a_b_c 2 * 3 \\*f*",
+         "<p><strong>a <em>b</em> c</strong> <em><strong>d</strong></em> a_b_c 2 * 3 *f*</p>"),
+        ("~~a~~ `` b`c `` `*d*` `e", "<p><del>a</del> <code>b`c</code> <code>*d*</code> `e</p>"),
+        ("- a\n  - b\n\n    c\n- d", "<ul><li><p>a</p><ul><li><p>b</p><p>c</p></li></ul></li><li><p>d</p></li></ul>"),
+        ("3. a\n\n4. b", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>'),
+        ("> a\nb\n> - c\n\nd", "<blockquote><p>a\nb</p><ul><li><p>c</p></li></ul></blockquote><p>d</p>"),
+        ("a\n***\nb", "<p>a</p><hr><p>b</p>"),
+        ("a\n|a|b|\n|:-:|-:|\n|`1\\|2`|",
+         "<p>a</p><table><thead><tr><th>a</th><th>b</th></tr></thead>"
+         "<tbody><tr><td><code>1|2</code></td><td></td></tr></tbody></table>"),
+        ("x\n~~~py\n<b>\n```\n~~~\ny", "<p>x</p><pre><code>&lt;b&gt;\n```</code></pre><p>y</p>"),
+        ("```\nopen", "<pre><code>open</code></pre>"),
+        ("(https://e.org/x_y).", '<p>(<a href="https://e.org/x_y">https://e.org/x_y</a>).</p>'),
+        ("[*a* b](<https://e.org/> 't') [c][d]", '<p><a href="https://e.org/"><em>a</em> b</a> [c][d]</p>'),
+    ],
+)  # fmt: skip
+def test_markdown(page: Page, text: str, html: str) -> None:
+    script = """return import("/page/markdown.js").then(({ showMarkdown }) => {
+        const shown = ["", arguments[0]].map(() => document.createElement("div"));
+        for (let end = 1; end < arguments[0].length; end += 1) showMarkdown(shown[0], arguments[0].slice(0, end));
+        return shown.map((place) => {
+            showMarkdown(place, arguments[0]);
+            place.querySelectorAll("figcaption").forEach((e) => e.remove());
+            place.querySelectorAll("figure, .wide").forEach((e) => e.replaceWith(e.firstChild));
+            return place.innerHTML.replace(/ (target|rel|tabindex|role|aria-label)="[^"]*"/g, "");
+        }); })"""
+    assert page.run(script, text) == [html, html], "letter by letter, and at once"
 
 
-def press(browser: Browser, words: str, index: int = 0) -> None:
-    """Click a button of the page by its words."""
-    script = "[...document.querySelectorAll('button')].filter((e) => e.textContent === arguments[0])[arguments[1]]"
-    browser.run(f"{script}.click()", words, index)
+def test_code_is_labelled_and_copied(page: Page) -> None:
+    page.answered("x", "```python\nx = '<b>'\n```")
+    assert page.text("figcaption span") == "python"
+    page.run("window.copied = []; navigator.clipboard.writeText = async (text) => void window.copied.push(text)")
+    page.press("Copy")
+    page.wait(lambda: page.text("figcaption button") == "Copied", "the code to be copied")
+    page.press("Copy")
+    page.wait(lambda: page.run("return window.copied.length") == 2, "the answer to be copied")
+    assert page.run("return window.copied") == ["x = '<b>'", "```python\nx = '<b>'\n```"]
 
 
-def fill(browser: Browser, **values: Any) -> None:
-    script = "for (const [n, v] of Object.entries(arguments[0])) document.querySelector(`[name=${n}]`).value = v"
-    browser.run(script, values)
+def test_an_answer_grows_and_is_stopped_by_the_keyboard(page: Page) -> None:
+    """It is laid out a few times a second at most."""
+    page.triton.script = endless(pause_s=0.002)
+    page.run("""window.changes = 0; window.begun = performance.now();
+        const seen = new MutationObserver(() => (window.changes += 1));
+        seen.observe(document.querySelector("#log"), {childList: true, characterData: true, subtree: true})""")
+    page.ask("go on")
+    page.wait(lambda: len("".join(page.said("assistant"))) > 500, "some of the answer")
+    changes, passed_ms = page.run("return [window.changes, performance.now() - window.begun]")
+    assert 2 < changes <= passed_ms / 250 + 2
+    assert page.run("return document.querySelector('#log').getAttribute('aria-busy')") == "true"
+    page.keys("escape")
+    page.wait(lambda: page.idle(), "the end")
+    page.wait(lambda: page.asked[-1].cancelled, "the server to be told")
+    assert "stopped" in page.text("#log")
 
 
-def asked(triton: FakeTriton) -> list[Request]:
-    """Requests of the page's user: the gateway asks for one token after one, to see whether the server is ready."""
-    return [request for request in triton.requests if len(request.prompt) > 1]
+def test_a_text_is_completed(page: Page) -> None:
+    page.say(" upon")
+    page.click("#mode-complete")
+    page.ask("Once")
+    page.wait(lambda: page.said("completion") == ["Once upon"] and page.idle(), "the text")
+    assert page.prompt() == "Once"
+    assert page.asked[-1].value("request_output_len") == 1024, "a quarter of this context"
+    page.click("#new")
+    assert page.said("completion") == []
 
 
-def prompt_of(triton: FakeTriton, index: int = -1) -> str:
-    return bytes(token - 3 for token in asked(triton)[index].prompt).decode()
-
-
-def stored(browser: Browser) -> list[Any]:
-    return browser.run("return Object.keys(localStorage).sort().map((k) => [k, localStorage[k]])")
-
-
-def test_markup_is_text(browser: Browser, url: str, triton: FakeTriton) -> None:
-    triton.script = lambda request: bytes_of(HOSTILE, request)
-    begin(browser, url)
-    ask(browser, HOSTILE.replace("😀", ""))
-    browser.wait(lambda: said(browser, "assistant") == [HOSTILE] and idle(browser), "the answer")
-    assert said(browser, "user") == [HOSTILE.replace("😀", "")]
-    assert browser.run("return window.hit ?? document.querySelectorAll('#log img, #log script, #bold').length") == 0
-    triton.script = lambda request: bytes_of("fine", request)
-    ask(browser, "And?")
-    browser.wait(lambda: said(browser, "assistant")[1:] == ["fine"], "the second answer")
-    assert prompt_of(triton) == f"[user]{HOSTILE.replace('😀', '')}[assistant]{HOSTILE}[user]And?[assistant]"
-    assert browser.console() == []
-
-
-def test_the_policy_stops_what_the_page_does_not_hold(browser: Browser, url: str, triton: FakeTriton) -> None:
-    begin(browser, url)
-    browser.run("const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s)")
-    assert browser.run("return window.hit ?? 0") == 0
-    assert any("Content Security Policy" in message for message in browser.console())
-
-
-def test_an_answer_grows_and_is_stopped_by_the_keyboard(browser: Browser, url: str, triton: FakeTriton) -> None:
-    triton.script = endless(pause_s=0.01)
-    begin(browser, url)
-    ask(browser, "go on")
-    browser.wait(lambda: len(said(browser, "assistant")[0]) > 5, "the answer's beginning")
-    assert browser.run("return document.querySelector('#log').getAttribute('aria-busy')") == "true"
-    browser.press("escape")
-    browser.wait(lambda: idle(browser), "the end")
-    browser.wait(lambda: asked(triton)[-1].cancelled, "the server to be told")
-    assert "stopped" in browser.text("#log")
-
-
-def test_a_text_is_completed(browser: Browser, url: str, triton: FakeTriton) -> None:
-    triton.script = lambda request: bytes_of(" upon", request)
-    begin(browser, url)
-    browser.click("#mode-complete")
-    ask(browser, "Once")
-    browser.wait(lambda: said(browser, "completion") == ["Once upon"] and idle(browser), "the text")
-    assert asked(triton)[-1].prompt == [byte + 3 for byte in b"Once"]
-    assert asked(triton)[-1].value("request_output_len") == 1024, "a quarter of this context"
-    browser.click("#new")
-    assert said(browser, "completion") == []
-
-
-def test_errors_are_shown_and_pass(browser: Browser, url: str, triton: FakeTriton) -> None:
+def test_errors_are_shown_and_pass(page: Page) -> None:
     async def broken(request):
         yield Row([100])
         await asyncio.sleep(0)
 
-    triton.script = broken
-    begin(browser, url)
-    ask(browser, "x")
-    browser.wait(lambda: said(browser, "error"), "the error")
-    assert "ended the answer before its end" in said(browser, "error")[0]
-    assert idle(browser)
-    triton.script = lambda request: bytes_of("fine", request)
-    press(browser, "Send again")
-    browser.wait(lambda: said(browser, "assistant")[-1:] == ["fine"], "the answer")
-    assert said(browser, "error") == [] and said(browser, "user") == ["x"]
-    fill(browser, temperature=-1)
-    ask(browser, "y")
-    browser.wait(lambda: said(browser, "error"), "the refusal")
-    assert "temperature" in said(browser, "error")[0] and said(browser, "user") == ["x", "y"]
-    fill(browser, temperature="")
-    press(browser, "Send again")
-    browser.wait(lambda: said(browser, "assistant") == ["fine", "fine"], "the answer")
+    page.triton.script = broken
+    page.ask("x")
+    page.wait(lambda: page.said("error"), "the error")
+    assert "ended the answer before its end" in page.said("error")[0]
+    page.say("fine")
+    page.press("Send again")
+    page.wait(lambda: page.said("assistant") == ["fine"] and page.idle(), "the answer")
+    assert page.said("error") == [] and page.said("user") == ["x"]
+    page.fill(temperature=-1)
+    page.ask("y")
+    page.wait(lambda: page.said("error"), "the refusal")
+    assert "temperature" in page.said("error")[0] and page.said("user") == ["x", "y"]
+    page.fill(temperature="")
+    page.press("Send again")
+    page.wait(lambda: page.said("assistant") == ["fine", "fine"], "the answer")
 
 
-def test_a_key_is_asked_for(browser: Browser, start: Callable[..., str], triton: FakeTriton, monkeypatch) -> None:
+def test_a_key_is_asked_for(page: Page, start: Callable[..., str], monkeypatch) -> None:
     monkeypatch.setenv("KVFORGE_API_KEY", "secret")
-    browser.open(start())
-    browser.wait(lambda: browser.run("return !document.querySelector('#key-form').hidden"), "the question")
-    browser.type("#key", "wrong")
-    browser.press("enter")
-    browser.wait(lambda: "does not take" in browser.text("#key-note"), "the refusal")
-    browser.run("document.querySelector('#key').value = ''")
-    browser.type("#key", "secret")
-    browser.press("enter")
-    browser.wait(lambda: browser.text("#model") == "tiny", "the model's name")
-    ask(browser, "x")
-    browser.wait(lambda: said(browser, "assistant") == ["hello"], "the answer")
-    assert "secret" not in json.dumps(stored(browser))
+    page.browser.open(start())
+    page.wait(lambda: page.run("return !document.querySelector('#key-form').hidden"), "the question")
+    page.type("#key", "wrong")
+    page.keys("enter")
+    page.wait(lambda: "does not take" in page.text("#key-note"), "the refusal")
+    page.run("document.querySelector('#key').value = ''")
+    page.type("#key", "secret")
+    page.keys("enter")
+    page.wait(lambda: page.text("#model") == "tiny", "the model's name")
+    page.answered("x")
+    assert page.said("assistant") == ["hello"] and "secret" not in json.dumps(page.stored())
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 390)])
-def test_a_narrow_screen(browser: Browser, url: str, triton: FakeTriton, scheme: str, width: int) -> None:
+def test_a_narrow_screen(page: Page, scheme: str, width: int) -> None:
     """Nothing is wider than the screen; text and ground differ in either scheme."""
     wide = "`" + "word" * 200 + "`\n\n|" + "wide|" * 60 + "\n|" + "-|" * 60 + "\n\n```\n" + "code" * 100 + "\n```"
-    browser.prefer(scheme)
-    answered(browser, url, triton, wide, "x" * 300)
-    browser.resize(width, 740)
-    browser.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-    assert browser.run("const e = document.documentElement; return e.scrollWidth - e.clientWidth") == 0
-    ground, ink = browser.run("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
+    page.browser.prefer(scheme)
+    page.answered("x" * 300, wide)
+    page.browser.resize(width, 740)
+    page.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    assert page.run("const e = document.documentElement; return e.scrollWidth - e.clientWidth") == 0
+    ground, ink = page.run("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
     light, dark = (ground, ink) if scheme == "light" else (ink, ground)
     assert sum(_rgb(light)) > 600 and sum(_rgb(dark)) < 120
 
@@ -214,264 +280,173 @@ def _rgb(color: str) -> list[int]:
     return [int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
-def test_markup_of_a_hostile_answer_does_nothing(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, XSS)
-    tags = browser.run("return [...document.querySelectorAll('#log .said *')].map((e) => e.localName)")
-    assert set(tags) <= set(TAGS.split()) and {"table", "figure", "blockquote"} < set(tags)
-    names = "return [...document.querySelectorAll('#log .said *')].flatMap((e) => e.getAttributeNames())"
-    assert set(browser.run(names)) <= {"class", "href", "rel", "target", "type", "tabindex", "role", "aria-label"}
-    links = browser.run("return [...document.querySelectorAll('#log .said a')].map((e) => [e.protocol, e.host, e.rel])")
-    assert len(links) == 4 and {tuple(link) for link in links} == {("https:", "e.org", "noopener noreferrer")}
-    browser.run("document.querySelectorAll('#log .said *').forEach((e) => e.localName !== 'a' && e.click())")
-    assert browser.run("return window.hit ?? 0") == 0
-    text = browser.text("#log .assistant .said")
-    assert text.count("<script>window.hit=1</script>") == 6 and "[a](javascript:window.hit=1)" in text
-    assert browser.console() == []
+def test_conversations_outlive_a_reload(page: Page) -> None:
+    page.answered("First", "**one**")
+    page.browser.reload()
+    page.wait(lambda: page.all("#log strong") == ["one"], "the conversation")
+    page.click("#new")
+    page.answered("Second")
+    assert page.prompt() == "[user]Second[assistant]"
+    page.run("document.querySelector('#title').select()")
+    page.type("#title", "Renamed")
+    page.keys("enter")
+    assert page.all("#list button") == ["Renamed", "First"]
+    page.press("First")
+    assert page.said("user") == ["First"]
+    page.click("#delete")
+    assert page.all("#list button") == ["Renamed", "First"], "the first click asks"
+    page.click("#delete")
+    page.open()
+    assert page.all("#list button") == ["Renamed"] and len(page.stored()) == 1 and page.said("user") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "html"),
-    [
-        ("# A *b* #\n\nC\n===", "<h3>A <em>b</em></h3><h3>C</h3>"),
-        ("**a *b* c** ***d*** __e__ a_b_c 2 * 3 \\*f*",
-         "<p><strong>a <em>b</em> c</strong> <em><strong>d</strong></em> <strong>e</strong> a_b_c 2 * 3 *f*</p>"),
-        ("~~a~~ `` b`c `` `*d*` `e", "<p><del>a</del> <code>b`c</code> <code>*d*</code> `e</p>"),
-        ("- a\n  - b\n\n    c\n- d", "<ul><li>a<ul><li><p>b</p><p>c</p></li></ul></li><li>d</li></ul>"),
-        ("3. a\n\n4. b", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>'),
-        ("> a\nb\n> - c\n\nd", "<blockquote><p>a\nb</p><ul><li>c</li></ul></blockquote><p>d</p>"),
-        ("a\n***\nb", "<p>a</p><hr><p>b</p>"),
-        ("|a|b|\n|:-:|-:|\n|`1\\|2`|",
-         '<table><thead><tr><th class="middle">a</th><th class="right">b</th></tr></thead><tbody><tr>'
-         '<td class="middle"><code>1|2</code></td><td class="right"></td></tr></tbody></table>'),
-        ("x\n~~~py\n<b>\n```\n~~~\ny", "<p>x</p><pre><code>&lt;b&gt;\n```</code></pre><p>y</p>"),
-        ("```\nopen", "<pre><code>open</code></pre>"),
-        ("<https://e.org/?a=1&b> (https://e.org/x_y).",
-         '<p><a href="https://e.org/?a=1&amp;b">https://e.org/?a=1&amp;b</a> '
-         '(<a href="https://e.org/x_y">https://e.org/x_y</a>).</p>'),
-        ("[*a* b](<https://e.org/> 't') [c][d]", '<p><a href="https://e.org/"><em>a</em> b</a> [c][d]</p>'),
-    ],
-)  # fmt: skip
-def test_markdown(browser: Browser, url: str, text: str, html: str) -> None:
-    script = """return import("/page/markdown.js").then(({ showMarkdown }) => {
-        const shown = ["", arguments[0]].map(() => document.createElement("div"));
-        for (let end = 1; end < arguments[0].length; end += 1) showMarkdown(shown[0], arguments[0].slice(0, end));
-        return shown.map((place) => {
-            showMarkdown(place, arguments[0]);
-            place.querySelectorAll("figcaption").forEach((e) => e.remove());
-            place.querySelectorAll("figure, .wide").forEach((e) => e.replaceWith(e.firstChild));
-            return place.innerHTML.replace(/ (target|rel|tabindex|role|aria-label)="[^"]*"| class=""/g, "");
-        }); })"""
-    begin(browser, url)
-    assert browser.run(script, text) == [html, html], "letter by letter, and at once"
-
-
-def test_code_is_labelled_and_copied(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, "```python\nx = '<b>'\n```")
-    assert browser.text("figcaption span") == "python"
-    script = "window.copied = []; navigator.clipboard.writeText = async (text) => void window.copied.push(text)"
-    browser.run(script)
-    press(browser, "Copy", 0)
-    browser.wait(lambda: browser.text("figcaption button") == "Copied", "the code to be copied")
-    press(browser, "Copy", 0)
-    browser.wait(lambda: browser.run("return window.copied.length") == 2, "the answer to be copied")
-    assert browser.run("return window.copied") == ["x = '<b>'", "```python\nx = '<b>'\n```"]
-
-
-def test_a_streamed_answer_is_laid_out_a_few_times_a_second(browser: Browser, url: str, triton: FakeTriton) -> None:
-    triton.script = endless(pause_s=0.002)
-    begin(browser, url)
-    browser.run("""window.changes = 0; window.begun = performance.now();
-        const seen = new MutationObserver(() => (window.changes += 1));
-        seen.observe(document.querySelector("#log"), {childList: true, characterData: true, subtree: true})""")
-    ask(browser, "go on")
-    browser.wait(lambda: len("".join(said(browser, "assistant"))) > 500, "some of the answer")
-    changes, passed_ms = browser.run("return [window.changes, performance.now() - window.begun]")
-    assert 2 < changes <= passed_ms / 250 + 2
-    press(browser, "Stop")
-    browser.wait(lambda: asked(triton)[-1].cancelled, "the server to be told")
-
-
-def test_conversations_outlive_a_reload(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, "**one**", "First")
-    browser.reload()
-    browser.wait(lambda: said(browser, "assistant") == ["one"], "the conversation")
-    assert browser.run("return document.querySelector('#log strong').textContent") == "one"
-    browser.click("#new")
-    ask(browser, "Second")
-    finished(browser)
-    assert prompt_of(triton) == "[user]Second[assistant]"
-    browser.run("document.querySelector('#title').select()")
-    browser.type("#title", "Renamed")
-    browser.press("enter")
-    browser.click("#text")
-    names = "return [...document.querySelectorAll('#list button')].map((e) => e.textContent)"
-    browser.wait(lambda: browser.run(names) == ["Renamed", "First"], "the new name")
-    press(browser, "First")
-    assert said(browser, "user") == ["First"]
-    browser.click("#delete")
-    assert browser.run(names) == ["Renamed", "First"], "the first click asks"
-    browser.click("#delete")
-    browser.open(url)
-    browser.wait(lambda: browser.run(names) == ["Renamed"], "one conversation")
-    assert len(stored(browser)) == 1 and said(browser, "user") == []
-
-
-def test_nothing_is_kept_where_nobody_wants_it(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, "one")
-    assert len(stored(browser)) == 1
-    browser.click("#keep")
-    assert stored(browser) == [["kvforge.keep", "no"]]
-    ask(browser, "more")
-    browser.wait(lambda: said(browser, "assistant") == ["one", "one"] and idle(browser), "the answer")
-    assert stored(browser) == [["kvforge.keep", "no"]]
-    browser.reload()
-    browser.wait(lambda: browser.text("#model") == "tiny", "the model's name")
-    assert said(browser, "user") == [] and browser.text("#list") == ""
-    assert not browser.run("return document.querySelector('#keep').checked")
+def test_nothing_is_kept_where_nobody_wants_it(page: Page) -> None:
+    page.answered("x")
+    assert len(page.stored()) == 1
+    page.click("#keep")
+    page.answered("more")
+    assert page.stored() == [["kvforge.keep", "no"]]
+    page.browser.reload()
+    page.wait(lambda: page.text("#model") == "tiny", "the model's name")
+    assert page.said("user") == page.all("#list button") == []
+    assert not page.run("return document.querySelector('#keep').checked")
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"id": "a", "title": "", "at": 1, "settings": {}, "entries": [{}]}'])
-def test_broken_stored_data_is_said_and_left(browser: Browser, url: str, triton: FakeTriton, broken: str) -> None:
-    begin(browser, url)
-    browser.run("localStorage['kvforge.conversation.a'] = arguments[0]", broken)
-    browser.reload()
-    browser.wait(lambda: "cannot be read" in browser.text("#shelf-note"), "the news")
-    ask(browser, "x")
-    finished(browser)
-    assert said(browser, "assistant") == ["hello"] and ["kvforge.conversation.a", broken] in stored(browser)
-    assert browser.console() == []
+def test_broken_stored_data_is_said_and_left(page: Page, broken: str) -> None:
+    page.run("localStorage['kvforge.conversation.a'] = arguments[0]", broken)
+    page.open()
+    assert "cannot be read" in page.text("#shelf-note")
+    page.answered("x")
+    assert page.said("assistant") == ["hello"] and ["kvforge.conversation.a", broken] in page.stored()
+    assert page.console() == []
 
 
-def test_a_full_storage_or_none_is_said(browser: Browser, url: str, triton: FakeTriton) -> None:
-    begin(browser, url)
-    browser.run("for (let n = 1 << 22; n; n >>= 1) try { localStorage['fill' + n] = 'x'.repeat(n) } catch {}")
-    browser.run("for (let n = 1 << 22; n; n >>= 1) try { localStorage['more' + n] = 'x'.repeat(n) } catch {}")
-    ask(browser, "x")
-    finished(browser)
-    assert said(browser, "assistant") == ["hello"] and "storage is full" in browser.text("#shelf-note")
+def test_a_full_storage_or_none_is_said(page: Page) -> None:
+    for name in ("a", "b"):
+        script = "for (let n = 1 << 22; n; n >>= 1) try { localStorage[arguments[0] + n] = 'x'.repeat(n) } catch {}"
+        page.run(script, name)
+    page.answered("x")
+    assert page.said("assistant") == ["hello"] and "storage is full" in page.text("#shelf-note")
     source = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('forbidden') }})"
-    added = browser.devtools("Page.addScriptToEvaluateOnNewDocument", {"source": source})
-    browser.open(url)
-    browser.wait(lambda: browser.text("#model") == "tiny", "the model's name")
-    ask(browser, "x")
-    finished(browser)
-    assert said(browser, "assistant") == ["hello"]
-    assert not browser.run("return document.querySelector('#keep').checked") and browser.console() == []
-    browser.devtools("Page.removeScriptToEvaluateOnNewDocument", added)
+    added = page.browser.devtools("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    page.open()
+    page.answered("x")
+    assert page.said("assistant") == ["hello"] and page.console() == []
+    assert not page.run("return document.querySelector('#keep').checked")
+    page.browser.devtools("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_a_message_is_edited_and_an_answer_made_anew(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, "one", "First")
-    ask(browser, "Second")
-    browser.wait(lambda: said(browser, "assistant") == ["one", "one"] and idle(browser), "the answer")
-    triton.script = lambda request: bytes_of("two", request)
-    press(browser, "Regenerate", 1)
-    browser.wait(lambda: said(browser, "assistant") == ["one", "two"] and idle(browser), "the new answer")
-    assert prompt_of(triton) == prompt_of(triton, -2) == "[user]First[assistant]one[user]Second[assistant]"
-    press(browser, "Edit")
-    browser.type(".edit textarea", "!")
-    browser.press("escape")
-    assert said(browser, "user") == ["First", "Second"]
-    press(browser, "Edit")
-    browser.type(".edit textarea", "!")
-    browser.press("enter")
-    browser.wait(lambda: said(browser, "assistant") == ["two"] and idle(browser), "the answer")
-    assert said(browser, "user") == ["First!"] and prompt_of(triton) == "[user]First![assistant]"
+def test_a_message_is_edited_and_an_answer_made_anew(page: Page) -> None:
+    page.answered("First", "one")
+    page.answered("Second")
+    page.say("two")
+    page.press("Regenerate", 1)
+    page.wait(lambda: page.said("assistant") == ["one", "two"] and page.idle(), "the new answer")
+    assert page.prompt() == page.prompt(-2) == "[user]First[assistant]one[user]Second[assistant]"
+    for key, left in (("escape", ["First", "Second"]), ("enter", ["First!"])):
+        page.press("Edit")
+        page.type(".edit textarea", "!")
+        page.keys(key)
+        page.wait(lambda left=left: page.said("user") == left and page.idle(), "the messages")
+    assert page.said("assistant") == ["two"] and page.prompt() == "[user]First![assistant]"
 
 
-def test_exports(browser: Browser, url: str, triton: FakeTriton, tmp_path: Path) -> None:
-    answered(browser, url, triton, "A `b`", "Say it")
-    browser.devtools("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
-    browser.click("#export-json")
-    browser.click("#export-markdown")
-    browser.wait(lambda: {"Say-it.json", "Say-it.md"} <= {path.name for path in tmp_path.iterdir()}, "two files")
+def test_exports(page: Page, tmp_path: Path) -> None:
+    page.answered("Say it", "A `b`")
+    page.browser.devtools("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    page.click("#export-json")
+    page.click("#export-markdown")
+    page.wait(lambda: {"Say-it.json", "Say-it.md"} <= {path.name for path in tmp_path.iterdir()}, "two files")
     told = json.loads((tmp_path / "Say-it.json").read_text())
     assert told["messages"] == [{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "A `b`"}]
     assert told["model"] == "tiny" and told["settings"]["max_tokens"] == "1024"
-    text = (tmp_path / "Say-it.md").read_text()
-    assert text.startswith("# Say it\n\n## You\n\nSay it\n\n## Model\n\nA `b`\n\n*")
+    assert (tmp_path / "Say-it.md").read_text().startswith("# Say it\n\n## You\n\nSay it\n\n## Model\n\nA `b`\n\n*")
 
 
-def test_settings_are_sent_and_wrong_ones_said_before(browser: Browser, url: str, triton: FakeTriton) -> None:
-    begin(browser, url)
-    fill(browser, schema="{", system="Be brief")
-    ask(browser, "x")
-    browser.wait(lambda: "JSON schema of the answer" in browser.text("#talk-note"), "the refusal")
-    assert asked(triton) == [] and browser.run("return document.activeElement.name") == "schema"
-    assert browser.run("return document.querySelector('#text').value") == "x", "what was typed is not lost"
+def test_settings_are_sent_and_wrong_ones_said_before(page: Page) -> None:
+    page.fill(schema="{", system="Be brief")
+    page.ask("x")
+    page.wait(lambda: "JSON schema of the answer" in page.text("#talk-note"), "the refusal")
+    assert page.asked == [] and page.run("return document.activeElement.name") == "schema"
+    assert page.run("return document.querySelector('#text').value") == "x", "what was typed is not lost"
     sent = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": 0.5}
     sent |= {"frequency_penalty": -0.5, "repetition_penalty": 1.5, "seed": 2**53 - 1, "max_tokens": 9}
-    fill(browser, **sent, schema='{"type": "integer"}', stop="a\nb c")
-    press(browser, "Send")
-    finished(browser)
-    (request,) = asked(triton)
+    page.fill(**sent, schema='{"type": "integer"}', stop="a\nb c")
+    page.answered("y")
+    (request,) = page.asked
     names = {"top_p": "runtime_top_p", "top_k": "runtime_top_k", "max_tokens": "request_output_len"}
-    got = {name: request.value(names.get(name, name)) for name in sent if names.get(name, name) in request.tensors}
-    assert got == sent
+    assert {name: request.value(names.get(name, name)) for name in sent} == sent
     assert json.loads(request.texts("guided_decoding_guide")[0]) == {"type": "integer"}
-    assert prompt_of(triton) == "[system]Be brief[user]x[assistant]"
+    assert page.prompt() == "[system]Be brief[user]xy[assistant]"
 
 
-def test_tools_are_called_and_answered(browser: Browser, url_of_template: str, triton: FakeTriton) -> None:
-    said_so = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call> '
-    triton.script = lambda request: bytes_of(said_so if len(asked(triton)) == 1 else "Sunny. ", request, "stop")
-    begin(browser, url_of_template)
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    fill(browser, tools=json.dumps([{"type": "function", "function": {"name": "f", "parameters": schema}}]))
-    ask(browser, "Weather?")
-    browser.wait(lambda: browser.run("return !!document.querySelector('.results')"), "the question for a result")
-    assert browser.text(".call") == 'f({\n  "city": "Rome"\n})'
-    browser.reload()
-    browser.wait(lambda: browser.run("return !!document.querySelector('.results')"), "the question after a reload")
-    browser.type(".results textarea", "25 degrees")
-    browser.press("enter")
-    browser.wait(lambda: said(browser, "assistant")[-1:] == ["Sunny."], "the answer")
-    assert "[user]Weather?" in prompt_of(triton) and "<tool_call>f:city=Rome[tool]25 degrees" in prompt_of(triton)
-    assert said(browser, "tool") == ["25 degrees"] and "Result of f" in browser.text("#log .tool")
+def test_tools_are_called_and_answered(page: Page, url_of_template: str) -> None:
+    page.url = url_of_template
+    page.begin()
+    page.say('<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call> ', "stop")
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
+    page.fill(tools=json.dumps([{"type": "function", "function": {"name": "f", "parameters": schema}}]))
+    page.ask("Weather?")
+    page.wait(lambda: page.all(".results"), "the question for a result")
+    page.browser.reload()
+    page.wait(lambda: page.all(".results"), "the question after a reload")
+    assert page.text("#log .assistant .note").endswith(' · left to the model: {"f": ["not"]}')
+    assert page.text(".call") == 'f({\n  "city": "Rome"\n})'
+    page.say("Sunny. ", "stop")
+    page.type(".results textarea", "25 degrees")
+    page.keys("enter")
+    page.wait(lambda: page.said("assistant")[-1:] == ["Sunny."], "the answer")
+    assert "[user]Weather?" in page.prompt() and "<tool_call>f:city=Rome[tool]25 degrees" in page.prompt()
+    assert page.said("tool") == ["25 degrees"] and "Result of f" in page.text("#log .tool")
 
 
-def test_reasoning_is_folded(browser: Browser, start: Callable[..., str], triton: FakeTriton) -> None:
-    answered(browser, start(reasoning_format="think"), triton, "<think>\nHm <b>\n</think>\n\nYes")
-    assert said(browser, "assistant") == ["Yes"] and browser.text("#log .assistant .thought .plain").strip() == "Hm <b>"
-    assert not browser.run("return document.querySelector('#log details').open")
+def test_reasoning_is_folded(page: Page, start: Callable[..., str]) -> None:
+    page.url = start(reasoning_format="think")
+    page.begin()
+    page.answered("x", "<think>\nHm <b>\n</think>\n\nYes")
+    assert page.said("assistant") == ["Yes"] and page.text("#log .assistant .thought .plain").strip() == "Hm <b>"
+    assert not page.run("return document.querySelector('#log .assistant details').open")
 
 
-def test_figures_are_the_answers(browser: Browser, url: str, triton: FakeTriton) -> None:
+def test_figures_are_the_answers(page: Page) -> None:
     async def script(request):
         yield Row([100] * 4)
         await asyncio.sleep(0.05)
         yield Row([101] * 6, finish_reason="length")
 
-    triton.script = script
-    begin(browser, url)
-    ask(browser, "x")
-    finished(browser)
-    tokens, first, rate, cut = browser.text("#log .assistant .note").split(" · ")
-    assert tokens.startswith(f"{len(asked(triton)[0].prompt)} tokens in") and tokens.endswith(", 10 out")
-    assert first.startswith("time to first token 0.") and rate.endswith(" tokens/s") and cut == "cut off at max tokens"
+    page.triton.script = script
+    page.answered("x")
+    tokens, first, rate, cut = page.text("#log .assistant .note").split(" · ")
+    assert tokens == f"{len(page.asked[0].prompt)} tokens in, 10 out" and cut == "cut off at max tokens"
+    assert first.startswith("time to first token ") and rate.endswith(" tokens/s")
     script = "return import('/page/figures.js').then(({ summary }) => summary(arguments[0]))"
     usage = {"prompt_tokens": 7, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 5}}
     times = {"asked": 100, "first": 350, "last": 1850, "firstTokens": 4, "tokens": 10, "usage": usage, "reason": "stop"}
-    assert browser.run(script, times) == "7 tokens in (5 cached), 10 out · time to first token 0.250 s · 4 tokens/s"
+    assert page.run(script, times) == "7 tokens in (5 cached), 10 out · time to first token 0.250 s · 4 tokens/s"
 
 
-def test_roles_names_and_the_keyboard(browser: Browser, url: str, triton: FakeTriton) -> None:
-    answered(browser, url, triton, "# T\n\n|a|\n|-|\n\n```\nx\n```")
-    browser.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-    said_to = browser.named()
-    assert {("log", "Conversation"), ("navigation", "Conversations"), ("heading", "T")} < set(said_to)
-    assert {("article", "Model"), ("group", "Code"), ("group", "Table")} < set(said_to)
+def test_roles_names_and_the_keyboard(page: Page) -> None:
+    page.answered("x", "# T\n\n|a|\n|-|\n\n```\nx\n```")
+    page.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    named = page.browser.named()
+    assert {("log", "Conversation"), ("navigation", "Conversations"), ("heading", "T")} < set(named)
+    assert {("article", "Model"), ("group", "Code"), ("group", "Table")} < set(named)
     acting = {"button", "textbox", "spinbutton", "checkbox", "radio", "link", "DisclosureTriangle", "region"}
-    assert len([role for role, _ in said_to if role == "textbox"]) >= 6
-    assert [role for role, name in said_to if role in acting and not name.strip()] == []
-    browser.click("#text")
-    for letters in ("a", ("shift", "enter"), "b"):
-        browser.press(*letters) if isinstance(letters, tuple) else browser.type("#text", letters)
-    assert browser.run("return document.querySelector('#text').value") == "a\nb"
+    assert len([role for role, _ in named if role == "textbox"]) >= 6
+    assert [role for role, name in named if role in acting and not name.strip()] == []
+    page.type("#text", "a")
+    page.keys("shift", "enter")
+    page.type("#text", "b")
+    assert page.run("return document.querySelector('#text').value") == "a\nb"
+    page.press("Regenerate")
+    assert page.run("return document.activeElement.id") == "text", "the button that had the focus is gone"
+    page.wait(lambda: page.idle(), "the answer")
+    page.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
     seen = set()
     for _ in range(60):
-        browser.press("tab")
-        seen.add(browser.run("const e = document.activeElement; return e.id || e.name || e.textContent"))
+        page.keys("tab")
+        seen.add(page.run("const e = document.activeElement; return e.id || e.name || e.textContent"))
         look = "const e = document.querySelector(':focus'); return e ? getComputedStyle(e).outlineStyle : 'no focus'"
-        assert browser.run(look) != "none"
+        assert page.run(look) != "none"
     assert {"new", "keep", "title", "log", "text", "send", "top_p", "tools", "Copy", "Regenerate", "Edit"} <= seen
