@@ -270,7 +270,7 @@ def test_a_narrow_screen(page: Page, scheme: str, width: int) -> None:
     page.answered("x" * 300, wide)
     page.browser.resize(width, 740)
     page.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-    assert page.run("const e = document.documentElement; return e.scrollWidth - e.clientWidth") == 0
+    assert page.all("html, #log, .said", "e.scrollWidth - e.clientWidth") == [0] * 4
     ground, ink = page.run("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
     light, dark = (ground, ink) if scheme == "light" else (ink, ground)
     assert sum(_rgb(light)) > 600 and sum(_rgb(dark)) < 120
@@ -397,7 +397,7 @@ def test_tools_are_called_and_answered(page: Page, url_of_template: str) -> None
     page.type(".results textarea", "25 degrees")
     page.keys("enter")
     page.wait(lambda: page.said("assistant")[-1:] == ["Sunny."], "the answer")
-    assert "[user]Weather?" in page.prompt() and "<tool_call>f:city=Rome[tool]25 degrees" in page.prompt()
+    assert "[user]Weather?" in page.prompt() and "<tool_call>f:city=Rome[tool]25 degreescall_" in page.prompt()
     assert page.said("tool") == ["25 degrees"] and "Result of f" in page.text("#log .tool")
 
 
