@@ -122,7 +122,7 @@ class Gateway:
                 "chat": chat,
                 "max_model_len": self.model.max_seq_len,
                 "metrics": metrics,
-                "temperature": self.model.sampling.values["temperature"],
+                "sampling": self.model.sampling.values,
             }
         )
 

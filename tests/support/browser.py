@@ -32,6 +32,9 @@ class Browser:
     def open(self, url: str) -> None:
         self._call("POST", "/url", {"url": url})
 
+    def reload(self) -> None:
+        self._call("POST", "/refresh", {})
+
     def run(self, script: str, *arguments: Any) -> Any:
         """What a function's body returns in the page."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
@@ -71,18 +74,24 @@ class Browser:
     def resize(self, width: int, height: int) -> None:
         """The page's size in CSS pixels, less than a window may have too."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._devtools("Emulation.setDeviceMetricsOverride", size)
+        self.devtools("Emulation.setDeviceMetricsOverride", size)
 
     def prefer(self, scheme: str) -> None:
         """`light` or `dark`."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._devtools("Emulation.setEmulatedMedia", {"features": features})
+        self.devtools("Emulation.setEmulatedMedia", {"features": features})
+
+    def named(self) -> list[tuple[str, str]]:
+        """Role and name of each thing that assistive technology is told of."""
+        nodes = self.devtools("Accessibility.getFullAXTree", {})["nodes"]
+        said = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+        return said
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("GET", "/screenshot")))
 
-    def _devtools(self, command: str, parameters: dict[str, Any]) -> None:
-        self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+    def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         return call(f"{self._url}{path}", method, body)

@@ -17,13 +17,15 @@ export async function* events(path, body, signal) {
   const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers() },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }),
     signal,
   });
   if (!response.ok) {
     const answer = await response.json().catch(() => ({}));
     throw new Error(answer.error?.message ?? `the server answered with status ${response.status}`);
   }
+  // What no guide keeps of the tools' schemas.
+  yield { choices: [], unguided: response.headers.get("x-kvforge-unguided") };
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -1,12 +1,13 @@
 // The server's own numbers, read once a second while the page is seen.
 
 import { get } from "./api.js";
+import { byId } from "./dom.js";
+import { rate, seconds, whole } from "./figures.js";
 
 const PERIOD_MS = 1000;
 const KEPT_MS = 60000;
 const RATE_MS = 3500;
 const MAX_CELLS = 240;
-const byId = (id) => document.getElementById(id);
 let kept = [];
 
 export function startLive(facts) {
@@ -71,7 +72,7 @@ function show(number) {
   byId("running").textContent = requests("scheduled");
   byId("waiting").textContent = requests("waiting");
   showRate(now);
-  showShare("ttft", now, "first", "firsts", (seconds) => `${seconds.toFixed(seconds < 1 ? 3 : 2)} s`, "no request yet");
+  showShare("ttft", now, "first", "firsts", seconds, "no request yet");
   showShare("drafts", now, "accepted", "drafted", (share) => `${Math.round(share * 100)} %`, "no drafts");
   showMemory(number);
   showPages(pages("used"), pages("max"), pages("tokens_per"));
@@ -80,16 +81,16 @@ function show(number) {
 // Tokens/s up to a sample. The server counts once a second, too, so one period alone would be all or nothing.
 function rateAt(sample) {
   const since = kept.find(({ at }) => sample.at - at <= RATE_MS);
-  return { at: sample.at, rate: ((sample.tokens - since.tokens) * 1000) / (sample.at - since.at) };
+  return { at: sample.at, rate: rate(sample.tokens - since.tokens, sample.at - since.at) };
 }
 
 function showRate(now) {
   const rates = kept.slice(1).map(rateAt);
-  byId("rate").textContent = rates.length ? rates[rates.length - 1].rate.toFixed(0) : "–";
+  byId("rate").textContent = rates.length ? whole(rates[rates.length - 1].rate) : "–";
   const most = Math.max(1, ...rates.map(({ rate }) => rate));
   const points = rates.map(({ at, rate }) => `${300 - ((now.at - at) * 300) / KEPT_MS},${58 - (rate * 56) / most}`);
   byId("spark-line").setAttribute("points", points.join(" "));
-  byId("spark-note").textContent = rates.length ? `peak ${most.toFixed(0)}` : "";
+  byId("spark-note").textContent = rates.length ? `peak ${whole(most)}` : "";
 }
 
 // One sum over another: of the last minute where there was something, else of all time.

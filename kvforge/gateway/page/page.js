@@ -1,11 +1,11 @@
 // The page's beginning: who serves, whether a key is wanted, and the two parts.
 
 import { get, setKey } from "./api.js";
+import { byId } from "./dom.js";
 import { startLive } from "./live.js";
 import { startTalk } from "./talk.js";
 
 const READY_MS = 5000;
-const byId = (id) => document.getElementById(id);
 
 async function showState() {
   const state = byId("state");

@@ -1,17 +1,18 @@
-// Chat and completion, streamed. What anybody wrote is only ever put in place as text.
+// Asking: chat and completion, streamed into the conversation that is shown.
 
-import { events } from "./api.js";
+import { answer } from "./answer.js";
+import { messagesOf, openCalls } from "./conversation.js";
+import { byId } from "./dom.js";
+import { editForm, resultForm, sendByEnter, view } from "./entries.js";
+import { givenSettings, requestFields, startSettings } from "./settings.js";
+import { keep, shown, startShelf } from "./shelf.js";
 
-const NAMES = { user: "You", assistant: "Model", completion: "Completion", error: "Error" };
-const byId = (id) => document.getElementById(id);
+const ASKING = ["user", "tool", "completion"];
 let model = "";
-let messages = [];
-let open = null;
+let running = null;
 
 export function startTalk(facts) {
   model = facts.model;
-  byId("max-tokens").max = facts.max_model_len;
-  byId("temperature").placeholder = facts.temperature;
   if (!facts.chat) {
     byId("mode-chat").disabled = true;
     byId("mode-complete").checked = true;
@@ -21,168 +22,142 @@ export function startTalk(facts) {
     event.preventDefault();
     ask();
   });
-  byId("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      byId("ask").requestSubmit();
-    }
+  byId("ask").addEventListener("change", showMode);
+  sendByEnter(byId("text"));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && stop());
+  byId("stop").addEventListener("click", stop);
+  addEventListener("pagehide", () => running && keep(shown()));
+  startSettings(facts);
+  showMode();
+  startShelf(facts, () => {
+    stop();
+    note("");
+    draw();
   });
-  document.addEventListener("keydown", (event) => event.key === "Escape" && open?.abort());
-  byId("stop").addEventListener("click", () => open?.abort());
-  byId("clear").addEventListener("click", clear);
+}
+
+const completes = () => byId("mode-complete").checked;
+
+function showMode() {
+  byId("chat-only").disabled = completes();
 }
 
 function note(text) {
   byId("talk-note").textContent = text;
-  byId("talk-note").hidden = false;
 }
 
-function clear() {
-  open?.abort();
-  messages = [];
-  byId("log").replaceChildren();
-  byId("text").focus();
+function stop() {
+  running?.abort();
+  running = null;
+  busy(false);
 }
 
-function entry(kind, text) {
-  const item = document.createElement("li");
-  const who = document.createElement("div");
-  const said = document.createElement("div");
-  const figures = document.createElement("div");
-  item.className = kind;
-  who.className = "who";
-  said.className = "said";
-  figures.className = "note";
-  who.textContent = NAMES[kind];
-  said.append(text);
-  item.append(who, said, figures);
-  byId("log").append(item);
-  return { said, figures };
-}
-
-function request(text) {
-  const body = { model, temperature: byId("temperature").valueAsNumber, max_tokens: byId("max-tokens").valueAsNumber };
-  for (const name of ["temperature", "max_tokens"]) {
-    if (Number.isNaN(body[name])) {
-      delete body[name];
-    }
-  }
-  if (byId("mode-complete").checked) {
-    return ["v1/completions", { ...body, prompt: text }];
-  }
-  const system = byId("system").value;
-  const first = system ? [{ role: "system", content: system }] : [];
-  return ["v1/chat/completions", { ...body, messages: [...first, ...messages, { role: "user", content: text }] }];
-}
-
-// The text of a fold before the answer, in which its reasoning is.
-function folded(answer) {
-  const fold = document.createElement("details");
-  const title = document.createElement("summary");
-  title.textContent = "Reasoning";
-  const text = document.createTextNode("");
-  fold.append(title, text);
-  answer.before(fold);
-  return text;
-}
-
-async function ask() {
+function ask() {
   const text = byId("text").value;
-  if (open || !model || !text.trim()) {
+  if (text.trim()) {
+    const role = completes() ? "completion" : "user";
+    const entry = role === "user" ? { role, content: text } : { role, prompt: text, content: "" };
+    go(shown().entries.length, [entry], () => (byId("text").value = ""));
+  }
+}
+
+// From the entry `index` on let the conversation be `more`, and ask for an answer to it.
+async function go(index, more, begun = () => {}) {
+  const conversation = shown();
+  const last = more[more.length - 1];
+  const chats = last.role !== "completion";
+  let body;
+  if (running) {
     return;
   }
-  const [path, body] = request(text);
-  const log = byId("log");
-  const chats = Boolean(body.messages);
-  if (chats) {
-    entry("user", text);
-  }
-  const { said, figures } = entry(chats ? "assistant" : "completion", "");
-  if (!chats) {
-    const given = document.createElement("span");
-    given.className = "given";
-    given.textContent = text;
-    said.append(given);
-  }
-  const answer = document.createTextNode("");
-  said.append(answer);
-  let thought = null;
-  log.scrollTop = log.scrollHeight;
-  byId("text").value = "";
-  busy(true);
-  const mine = (open = new AbortController());
-  const times = { asked: performance.now(), first: 0, usage: null, reason: "" };
-  // Each change of a long text is laid out anew: several pieces are one.
-  let pending = "";
-  let timer = 0;
-  const write = () => {
-    timer = 0;
-    following(() => (answer.data += pending));
-    pending = "";
-  };
   try {
-    for await (const event of events(path, body, mine.signal)) {
-      times.usage = event.usage ?? times.usage;
-      const choice = event.choices[0];
-      const piece = choice?.delta?.content ?? choice?.text ?? "";
-      const reasoning = choice?.delta?.reasoning_content;
-      if (reasoning) {
-        times.first ||= performance.now();
-        thought ||= folded(answer);
-        following(() => (thought.data += reasoning));
-      }
-      times.reason = choice?.finish_reason ?? times.reason;
-      if (piece) {
-        times.first ||= performance.now();
-        pending += piece;
-        timer ||= setTimeout(write, 50);
-      }
-    }
-    write();
-    following(() => (figures.textContent = summary(times)));
+    body = { model, ...requestFields(chats) };
+    note("");
   } catch (error) {
-    write();
+    note(`Not sent. ${error.message}`);
+    return;
+  }
+  const mine = (running = new AbortController());
+  conversation.entries.splice(index, Infinity, ...more);
+  conversation.at = Date.now();
+  conversation.settings = givenSettings();
+  begun();
+  const { system, ...fields } = body;
+  const asked = chats ? { ...fields, messages: messagesOf(conversation, system) } : { ...fields, prompt: last.prompt };
+  const entry = chats ? { role: "assistant", content: "", reasoning: "", calls: [] } : last;
+  if (chats) {
+    conversation.entries.push(entry);
+  }
+  keep(conversation);
+  const { update } = draw();
+  busy(true);
+  let failed = false;
+  try {
+    await answer(chats ? "v1/chat/completions" : "v1/completions", asked, entry, mine.signal, () => following(update));
+  } catch (error) {
     if (mine.signal.aborted) {
-      figures.textContent = "stopped";
+      entry.figures = [entry.figures, "stopped"].filter(Boolean).join(" · ");
     } else {
-      following(() => entry("error", error.message));
+      failed = true;
+      const silent = chats && !entry.content && !entry.reasoning && !entry.calls.length;
+      conversation.entries.splice(-1, silent ? 1 : 0);
+      conversation.entries.push({ role: "error", content: error.message });
     }
   }
-  clearTimeout(timer);
-  if (chats && answer.data && said.isConnected) {
-    messages.push({ role: "user", content: text }, { role: "assistant", content: answer.data });
+  keep(conversation);
+  if (running === mine) {
+    running = null;
+    busy(false);
   }
-  open = null;
-  busy(false);
+  if (shown() === conversation && !running) {
+    following(failed || openCalls(conversation).length ? draw : update);
+  }
+}
+
+// Show the conversation anew; returns the view of its last entry.
+function draw() {
+  const conversation = shown();
+  const views = conversation.entries.map((entry, index) => {
+    const made = view(entry, acts(entry, index, () => made));
+    return made;
+  });
+  byId("log").replaceChildren(...views.map(({ node }) => node));
+  const calls = openCalls(conversation);
+  if (calls.length && !running) {
+    const result = (content, at) => ({ role: "tool", id: calls[at].id, name: calls[at].function.name, content });
+    byId("log").append(resultForm(calls, (texts) => go(conversation.entries.length, texts.map(result))));
+  }
+  byId("log").scrollTop = byId("log").scrollHeight;
+  if (document.activeElement === document.body) {
+    byId("text").focus({ preventScroll: true }); // the button that had it is gone
+  }
+  return views[views.length - 1];
+}
+
+// An entry's buttons: what they say, and what they do.
+function acts(entry, index, made) {
+  const edit = () => running || editForm(made().said, entry.content, (text) => go(index, [{ ...entry, content: text }]));
+  const again = () => {
+    const { entries } = shown();
+    const from = entries.slice(0, index + 1).findLastIndex(({ role }) => ASKING.includes(role));
+    go(from, [entries[from].role === "completion" ? { ...entries[from], content: "" } : entries[from]]);
+  };
+  const table = { user: ["Edit", edit], error: ["Send again", again], tool: [] };
+  const [words, act] = table[entry.role] ?? ["Regenerate", again];
+  return words ? { [words]: act } : {};
 }
 
 // Change the log; who has read to its end goes on doing so.
 function following(change) {
   const log = byId("log");
-  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  const { scrollTop } = log;
+  const follows = log.scrollHeight - scrollTop - log.clientHeight < 40;
   change();
-  if (follows) {
-    log.scrollTop = log.scrollHeight;
-  }
+  log.scrollTop = follows ? log.scrollHeight : scrollTop;
 }
 
 function busy(is) {
   byId("log").setAttribute("aria-busy", String(is));
   byId("send").disabled = is;
   byId("stop").disabled = !is;
-}
-
-function summary({ asked, first, usage, reason }) {
-  const parts = [];
-  if (usage) {
-    parts.push(`${usage.prompt_tokens} tokens in, ${usage.completion_tokens} out`);
-  }
-  if (first) {
-    const seconds = (performance.now() - first) / 1000;
-    parts.push(`first after ${((first - asked) / 1000).toFixed(2)} s`);
-    if (usage?.completion_tokens > 1 && seconds > 0) {
-      parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(0)} a second`);
-    }
-  }
-  return [...parts, ...(reason === "length" ? ["cut off at the limit"] : [])].join(" · ");
 }

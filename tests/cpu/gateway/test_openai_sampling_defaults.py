@@ -61,7 +61,7 @@ def test_who_decides(start, triton: FakeTriton, engine: Path, options: dict, exp
         assert sent(url, triton, path, **dict.fromkeys(NEUTRAL)) == expected, "null says nothing"
     card = json.loads(call(url, "GET", "/v1/models").body)["data"][0]
     assert card["default_sampling_params"] == expected
-    assert json.loads(call(url, "GET", "/page/model").body)["temperature"] == expected["temperature"]
+    assert json.loads(call(url, "GET", "/page/model").body)["sampling"] == expected
 
 
 def test_a_response_repeats_what_held(start: Callable[..., str], triton: FakeTriton, engine: Path) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvforge.cli import main
 from kvforge.gateway.page.static_files import FOLDER
+from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
 from tests.cpu.gateway.http_calls import call
 
 FILES = {path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
@@ -87,7 +88,8 @@ def test_files_name_no_other_host_and_put_text_in_place_as_text_only() -> None:
         text = path.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert not re.search(r"https?:|[\"'(]//|\bimport\(|@import|url\(", text), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", text), path
-        assert not re.search(r"localStorage|sessionStorage|indexedDB|document\.cookie", text), path
+        assert not re.search(r"sessionStorage|indexedDB|document\.cookie", text), path
+        assert path.name == "store.js" or "localStorage" not in text, path
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=|javascript:", html)
 
@@ -104,10 +106,10 @@ def test_what_the_page_names_is_there(url: str) -> None:
 
 
 def test_the_page_leaves_the_temperature_to_the_server() -> None:
-    """An empty field is not sent; the model's own temperature is shown in it."""
-    html, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("index.html", "talk.js"))
+    """An empty field is not sent; what the model's own files say of it is shown in it."""
+    html, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("index.html", "settings.js"))
     (field,) = re.findall(r'<input id="temperature"[^>]*>', html)
-    assert "value=" not in field and 'byId("temperature").placeholder = facts.temperature' in script
+    assert "value=" not in field and "field.placeholder = facts.sampling[field.name]" in script
 
 
 def test_no_page(start: Callable[..., str]) -> None:
@@ -133,8 +135,11 @@ def test_a_key_is_for_what_the_page_asks_not_for_the_page(start: Callable[..., s
 
 
 def test_what_the_page_is_told(url: str, start: Callable[..., str], metrics: Metrics) -> None:
-    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False, "temperature": 1.0}
-    assert json.loads(call(url, "GET", "/page/model").body) == facts
+    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False}
+    told = json.loads(call(url, "GET", "/page/model").body)
+    sampling = told.pop("sampling")
+    assert told == facts and sampling["temperature"] == 1.0 and set(sampling) == set(DEFAULT_FIELDS)
+    facts["sampling"] = sampling
     watching = start(metrics=metrics.url)
     assert json.loads(call(watching, "GET", "/page/model").body) == {**facts, "metrics": True}
 
