@@ -1,0 +1,97 @@
+"""Tells the service manager that started this process how it is: systemd's notifications, for `Type=notify`."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+logger = logging.getLogger("kvforge.serve")
+
+PERIOD_S = 5.0
+"""Between two looks at the server's state."""
+SEND_TIMEOUT_S = 1.0
+SERVING = "serving"
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class ServiceManager:
+    """The socket that ``NOTIFY_SOCKET`` names: a path, or ``@`` and an abstract name; without it nothing is told.
+
+    The variables are taken out of ``environment``, so that no process started later speaks for this one. A message that
+    cannot be sent is logged once and changes nothing else.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
+        environment = os.environ if environment is None else environment
+        name, interval_us, pid = (environment.pop(variable, "") for variable in _VARIABLES)
+        self._address = _address(name)
+        is_watched = interval_us.isdigit() and pid in ("", str(os.getpid()))
+        self._watchdog_s = int(interval_us) / 1e6 if is_watched else 0.0
+        self._status = ""
+        self._has_failed = self._is_stopping = False
+        self._closing = threading.Event()
+
+    def status(self, text: str) -> None:
+        """Show ``text``, of which the first line is sent, in `systemctl status`."""
+        line = (text.splitlines() or [""])[0]
+        if line != self._status:
+            self._status = line
+            self._send(f"STATUS={line}")
+
+    def ready(self) -> None:
+        """The start is over, and the server serves."""
+        self.status(SERVING)
+        self._send("READY=1")
+
+    def stopping(self, text: str) -> None:
+        """No new work is taken from now on. ``text`` stays the status; a watchdog hears more until `close`."""
+        self._is_stopping = True
+        self._send("STOPPING=1")
+        self.status(text)
+
+    def follow(self, report: Callable[[], dict[str, Any]]) -> None:
+        """Until `close`, say what is amiss whenever it changes, and to a watchdog that the process lives.
+
+        ``report`` returns {"live": bool, "reasons": [...], ...}, and runs on a thread of this class. The watchdog hears
+        nothing while it is not live.
+        """
+        if self._address is not None:
+            threading.Thread(target=self._follow, args=(report,), name="service-manager", daemon=True).start()
+
+    def close(self) -> None:
+        """Follow no longer. Idempotent."""
+        self._closing.set()
+
+    def _follow(self, report: Callable[[], dict[str, Any]]) -> None:
+        period_s = min(PERIOD_S, self._watchdog_s / 3) if self._watchdog_s else PERIOD_S
+        while not self._closing.wait(period_s):
+            found = report()
+            if self._watchdog_s and found["live"]:
+                self._send("WATCHDOG=1")
+            if not self._is_stopping:
+                self.status("; ".join(found["reasons"]) or SERVING)
+
+    def _send(self, message: str) -> None:
+        if self._address is None:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(SEND_TIMEOUT_S)
+                sender.connect(self._address)
+                sender.sendall(message.encode())
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("the service manager's socket does not take %s: %s", message.partition("=")[0], error)
+
+
+def _address(name: str) -> bytes | None:
+    """The address of a socket; None for no name, and, with a line in the log, for what is no socket of this machine."""
+    if name.startswith("@"):
+        return b"\0" + os.fsencode(name[1:])
+    if name and not name.startswith("/"):
+        logger.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract name: the service manager is not told", name)
+        return None
+    return os.fsencode(name) or None
