@@ -18,6 +18,8 @@ from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime
 
 # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
+_LINK_OPTION = "-Wl,-z,noexecstack"
+"""Inductor's assembly asks for an executable stack, with which glibc 2.41 and a hardened service load no library."""
 
 
 class _Package:
@@ -45,7 +47,7 @@ class _Package:
                 Path(target).touch()  # to be removed by Inductor
                 self._start(command)
             elif target.endswith(".wrapper.so"):
-                self._link = command
+                self._link = [*command, _LINK_OPTION]
             else:
                 self._compile(command, Path(target).parent)
                 if target.endswith(".weights.o"):  # of no bytes; removed by Inductor
