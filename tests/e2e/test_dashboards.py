@@ -33,7 +33,22 @@ def expressions() -> dict[str, str]:
     }
     assert len(found) == sum(len(panel["targets"]) for panel in dashboard["panels"])
     rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
-    return found | {rule["alert"]: rule["expr"] for rule in rules}
+    return found | {rule["alert"]: rule["expr"] for rule in rules} | scaling()
+
+
+def scaling() -> dict[str, str]:
+    """What replicas are added and chosen by."""
+    hpa, keda = (yaml.safe_load((FOLDER / f"kubernetes-{name}.yaml").read_text()) for name in ("hpa", "keda"))
+    gateway = yaml.safe_load_all((FOLDER / "kubernetes-gateway.yaml").read_text())
+    (picker,) = [yaml.safe_load(one["data"]["config.yaml"]) for one in gateway if one["kind"] == "ConfigMap"]
+    ((engine,),) = [one["parameters"]["engineConfigs"] for one in picker["plugins"] if "extractor" in one["type"]]
+    specs = {name: spec for name, spec in engine.items() if name.endswith("Spec")}
+    assert len(specs) == 3
+    return {
+        "HPA": hpa["spec"]["metrics"][0]["pods"]["metric"]["name"],
+        "KEDA": keda["spec"]["triggers"][0]["metadata"]["query"],
+        **{name: re.sub(r"=(\w+)", r'="\1"', spec) for name, spec in specs.items()},
+    }
 
 
 def problems(expression: str, series: Series) -> Iterator[str]:

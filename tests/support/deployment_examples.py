@@ -105,13 +105,19 @@ def _unit(text: str) -> Started:
     return Started(args, one.has_key, frozenset(one.open_ports))  # a unit declares none
 
 
-def _pods(documents: list[dict[str, Any]]) -> Iterator[Started]:
+def pod_templates(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Labels and specification of the pods that documents make; KServe puts the labels on by itself."""
     for document in documents:
-        template = document.get("spec", {}).get("template")
-        if template is None:
-            continue
-        labels = template["metadata"]["labels"]
-        for container in template["spec"]["containers"]:
+        spec = document.get("spec", {})
+        if "template" in spec:
+            yield spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+        elif document["kind"] == "ServingRuntime":
+            yield {}, spec
+
+
+def _pods(documents: list[dict[str, Any]]) -> Iterator[Started]:
+    for labels, pod in pod_templates(documents):
+        for container in pod["containers"]:
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             names = {variable["name"] for variable in container.get("env", [])}
             for words in _serve_lines(container):

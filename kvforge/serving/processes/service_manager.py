@@ -19,14 +19,13 @@ _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 class ServiceManager:
     """The socket that ``NOTIFY_SOCKET`` names: a path, or ``@`` and an abstract name; without it nothing is told.
 
-    The variables are taken out of ``environment``, so that no process started later speaks for this one. A message that
-    cannot be sent is logged once and changes nothing else.
+    The variables are taken out of ``environment``: no process started later speaks for this one. What cannot be sent
+    is logged once and changes nothing else.
     """
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
-        name, interval_us, pid = (environment.pop(variable, "") for variable in _VARIABLES)
-        self._address = _address(name)
+        self._name, interval_us, pid = (environment.pop(variable, "") for variable in _VARIABLES)
         is_watched = interval_us.isdigit() and pid in ("", str(os.getpid()))
         self._watchdog_s = int(interval_us) / 1e6 if is_watched else 0.0
         self._status = ""
@@ -34,7 +33,7 @@ class ServiceManager:
         self._closing = threading.Event()
 
     def status(self, text: str) -> None:
-        """Show ``text``, of which the first line is sent, in `systemctl status`."""
+        """Show the first line of ``text`` in `systemctl status`."""
         line = (text.splitlines() or [""])[0]
         if line != self._status:
             self._status = line
@@ -52,12 +51,11 @@ class ServiceManager:
         self.status(text)
 
     def follow(self, report: Callable[[], dict[str, Any]]) -> None:
-        """Until `close`, say what is amiss whenever it changes, and to a watchdog that the process lives.
+        """Until `close`, on a thread: show what is amiss, and tell a watchdog that the process lives.
 
-        ``report`` returns {"live": bool, "reasons": [...], ...}, and runs on a thread of this class. The watchdog hears
-        nothing while it is not live.
+        ``report`` returns {"live": bool, "reasons": [...], ...}. The watchdog hears nothing while it is not live.
         """
-        if self._address is not None:
+        if self._name:
             threading.Thread(target=self._follow, args=(report,), name="service-manager", daemon=True).start()
 
     def close(self) -> None:
@@ -65,8 +63,7 @@ class ServiceManager:
         self._closing.set()
 
     def _follow(self, report: Callable[[], dict[str, Any]]) -> None:
-        period_s = min(PERIOD_S, self._watchdog_s / 3) if self._watchdog_s else PERIOD_S
-        while not self._closing.wait(period_s):
+        while not self._closing.wait(min(PERIOD_S, self._watchdog_s / 3 or PERIOD_S)):
             found = report()
             if self._watchdog_s and found["live"]:
                 self._send("WATCHDOG=1")
@@ -74,24 +71,14 @@ class ServiceManager:
                 self.status("; ".join(found["reasons"]) or SERVING)
 
     def _send(self, message: str) -> None:
-        if self._address is None:
+        if not self._name:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_TIMEOUT_S)
-                sender.connect(self._address)
+                sender.connect("\0" + self._name[1:] if self._name.startswith("@") else self._name)
                 sender.sendall(message.encode())
         except OSError as error:
             if not self._has_failed:
-                self._has_failed = True
-                logger.warning("the service manager's socket does not take %s: %s", message.partition("=")[0], error)
-
-
-def _address(name: str) -> bytes | None:
-    """The address of a socket; None for no name, and, with a line in the log, for what is no socket of this machine."""
-    if name.startswith("@"):
-        return b"\0" + os.fsencode(name[1:])
-    if name and not name.startswith("/"):
-        logger.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract name: the service manager is not told", name)
-        return None
-    return os.fsencode(name) or None
+                logger.warning("NOTIFY_SOCKET=%s cannot be told %s: %s", self._name, message, error)
+            self._has_failed = True

@@ -4,6 +4,8 @@ checked in test_deployment_doors.py."""
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,15 @@ def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
         float(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) >= parse_serve(words[1:]).drain_timeout + 10
     )
     assert "KillMode=mixed" in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: systemd)")
+def test_the_unit_is_hardened_and_has_no_setting_that_systemd_does_not_know(tmp_path: Path) -> None:
+    unit = tmp_path / "kvforge.service"
+    unit.write_text((EXAMPLES / unit.name).read_text().replace("/opt/kvforge/.venv/bin/kvforge", "/bin/true"))
+    for check in (["verify"], ["security", "--offline=true", "--threshold=25"]):  # tenths of the exposure level
+        result = subprocess.run(["systemd-analyze", *check, str(unit)], capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_pods_of_several_machines_serve_with_options_there_are() -> None:

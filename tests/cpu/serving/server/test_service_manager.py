@@ -83,15 +83,14 @@ def test_later_processes_do_not_speak_for_it_and_without_a_socket_nothing_is_tol
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("vsock:2:1", "is neither a path nor an abstract name"), ("/gone", "does not take STATUS: ")],
-)
-def test_a_socket_that_cannot_be_told_is_said_once(name: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["vsock:2:1", "/gone"])
+def test_a_socket_that_cannot_be_told_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": name})
     manager.ready()
     manager.stopping("stopping")
-    assert len(caplog.messages) == 1 and said in caplog.messages[0]
+    assert caplog.messages == [
+        f"NOTIFY_SOCKET={name} cannot be told STATUS=serving: [Errno 2] No such file or directory"
+    ]
 
 
 def test_a_manager_that_does_not_read_holds_nothing_up(
@@ -99,7 +98,7 @@ def test_a_manager_that_does_not_read_holds_nothing_up(
 ) -> None:
     monkeypatch.setattr(service_manager, "SEND_TIMEOUT_S", 0.01)
     with listening(tmp_path) as end:
-        manager, number = ServiceManager({"NOTIFY_SOCKET": end.name}), 0
+        manager = ServiceManager({"NOTIFY_SOCKET": end.name})
         while not caplog.messages:
-            manager.status(f"{(number := number + 1)} {'x' * 1000}")
-    assert caplog.messages == ["the service manager's socket does not take STATUS: timed out"]
+            manager.ready()
+    assert caplog.messages[0].endswith("cannot be told READY=1: timed out")
