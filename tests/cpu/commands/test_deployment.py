@@ -19,7 +19,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 from kvforge.cli import make_parser
 from kvforge.serving.server.ports import PORTS
-from tests.support.deployment_examples import EXAMPLES, parse_serve
+from tests.support.deployment_examples import EXAMPLES, parse_serve, started
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -84,9 +84,8 @@ def test_the_service_finds_the_pods_and_their_ports(manifests: dict[str, Any], p
 
 def test_the_image_starts_the_server_and_asks_after_its_health() -> None:
     text = (EXAMPLES / "Dockerfile").read_text()
-    assert re.search(r"^ARG BASE_IMAGE$", text, re.MULTILINE) and re.search(
-        r"^FROM \$\{BASE_IMAGE\}$", text, re.MULTILINE
-    )
+    assert re.search(r"^ARG BASE_IMAGE=[a-z]+:[\d.]+-", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
     entry, command = (
         json.loads(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
     )
@@ -96,10 +95,28 @@ def test_the_image_starts_the_server_and_asks_after_its_health() -> None:
 
 
 @pytest.mark.skipif(tomllib is None, reason="tomllib comes with Python 3.11")
-def test_the_image_installs_the_serve_extra_without_a_second_server() -> None:
+def test_the_image_installs_the_serve_extra() -> None:
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
     installed = re.findall(r'"([a-z]\S*[<>]\S*)"', (EXAMPLES / "Dockerfile").read_text())
-    assert sorted(installed) == sorted(name for name in extra if not name.startswith("nvidia-pytriton"))
+    assert sorted(installed) == sorted(name.partition(";")[0] for name in extra)
+
+
+@pytest.mark.skipif(tomllib is None, reason="tomllib comes with Python 3.11")
+def test_the_image_is_built_from_all_that_the_wheel_has() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert kept == {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_compose_starts_the_image_with_what_it_needs() -> None:
+    service = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())["services"]["kvforge"]
+    (image,) = started("Dockerfile", (EXAMPLES / "Dockerfile").read_text())
+    mounted = {volume.split(":")[1] for volume in service["volumes"]}
+    assert mounted == {str(image.args.engine), str(image.args.api_key_file)}
+    assert (EXAMPLES / service["build"]["context"]).resolve() == ROOT
+    assert service["ports"] == [f"127.0.0.1:{PORTS['openai']}:{PORTS['openai']}"]
+    assert service["read_only"] and ":exec," in service["tmpfs"][0]  # the run directory holds programs
+    assert int(service["stop_grace_period"][:-1]) >= image.args.drain_timeout + 10
 
 
 def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
