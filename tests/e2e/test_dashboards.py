@@ -38,16 +38,17 @@ def expressions() -> dict[str, str]:
 
 def scaling() -> dict[str, str]:
     """What replicas are added and chosen by."""
-    hpa, keda = (yaml.safe_load((FOLDER / f"kubernetes-{name}.yaml").read_text()) for name in ("hpa", "keda"))
-    gateway = yaml.safe_load_all((FOLDER / "kubernetes-gateway.yaml").read_text())
-    (picker,) = [yaml.safe_load(one["data"]["config.yaml"]) for one in gateway if one["kind"] == "ConfigMap"]
-    ((engine,),) = [one["parameters"]["engineConfigs"] for one in picker["plugins"] if "extractor" in one["type"]]
-    specs = {name: spec for name, spec in engine.items() if name.endswith("Spec")}
+    hpa, keda, *_, picker = (
+        document
+        for name in ("hpa", "keda", "gateway")
+        for document in yaml.safe_load_all((FOLDER / f"kubernetes-{name}.yaml").read_text())
+    )
+    specs = re.findall(r"(\w+Spec): (\S+)", picker["data"]["config.yaml"])
     assert len(specs) == 3
     return {
         "HPA": hpa["spec"]["metrics"][0]["pods"]["metric"]["name"],
         "KEDA": keda["spec"]["triggers"][0]["metadata"]["query"],
-        **{name: re.sub(r"=(\w+)", r'="\1"', spec) for name, spec in specs.items()},
+        **{name: re.sub(r"=(\w+)", r'="\1"', spec) for name, spec in specs},
     }
 
 

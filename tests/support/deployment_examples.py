@@ -77,7 +77,9 @@ def _problems(one: Started) -> Iterator[str]:
     for rule in (rule for policy in one.policies for rule in policy.get("ingress", ())):
         sources = rule.get("from") or [{}]
         own = all("namespaceSelector" not in source and source.get("podSelector") for source in sources)
-        named = all(source.get("namespaceSelector", {}).get("matchLabels") for source in sources)
+        named = all(
+            source.get("namespaceSelector", source.get("podSelector", {})).get("matchLabels") for source in sources
+        )
         opened = {port["port"] for port in rule.get("ports", [])}
         if not opened and not own:
             yield "a network policy opens all ports to other pods"

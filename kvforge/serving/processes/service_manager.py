@@ -19,8 +19,8 @@ _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 class ServiceManager:
     """The socket that ``NOTIFY_SOCKET`` names: a path, or ``@`` and an abstract name; without it nothing is told.
 
-    The variables are taken out of ``environment``: no process started later speaks for this one. What cannot be sent
-    is logged once and changes nothing else.
+    Its variables leave ``environment``, so that no process started later speaks for this one. What cannot be sent is
+    logged once.
     """
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
@@ -40,26 +40,25 @@ class ServiceManager:
             self._send(f"STATUS={line}")
 
     def ready(self) -> None:
-        """The start is over, and the server serves."""
         self.status(SERVING)
         self._send("READY=1")
 
     def stopping(self, text: str) -> None:
-        """No new work is taken from now on. ``text`` stays the status; a watchdog hears more until `close`."""
+        """``text`` stays the status; a watchdog hears more until `close`."""
         self._is_stopping = True
         self._send("STOPPING=1")
         self.status(text)
 
     def follow(self, report: Callable[[], dict[str, Any]]) -> None:
-        """Until `close`, on a thread: show what is amiss, and tell a watchdog that the process lives.
+        """Until `close`, on a thread, show the reasons against and feed a watchdog while the server is live.
 
-        ``report`` returns {"live": bool, "reasons": [...], ...}. The watchdog hears nothing while it is not live.
+        ``report`` returns {"live": bool, "reasons": [...], ...}.
         """
         if self._name:
             threading.Thread(target=self._follow, args=(report,), name="service-manager", daemon=True).start()
 
     def close(self) -> None:
-        """Follow no longer. Idempotent."""
+        """Idempotent."""
         self._closing.set()
 
     def _follow(self, report: Callable[[], dict[str, Any]]) -> None:

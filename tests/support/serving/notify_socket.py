@@ -3,16 +3,18 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 WAIT_S = 60.0
 
 
+@dataclass(frozen=True)
 class NotifySocket:
     """``name`` is for NOTIFY_SOCKET."""
 
-    def __init__(self, name: str, listening: socket.socket) -> None:
-        self.name, self._socket = name, listening
+    name: str
+    _socket: socket.socket
 
     def until(self, last: str) -> list[str]:
         """The messages up to ``last``; TimeoutError where no more come."""
