@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +50,12 @@ def save_figure(figure: "Figure", path: Path) -> None:
             figure.savefig(image, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     except ValueError as error:
         raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
+    content = image.getvalue()
+    if kind == "svg":  # a tenth of it is indentation
+        content = re.sub(rb"\n[ \t]+", b"\n", content)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        unfinished.write_bytes(image.getvalue())
+        unfinished.write_bytes(content)
         unfinished.replace(path)
     except OSError as error:
         raise KvforgeError(
