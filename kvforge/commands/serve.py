@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.serving.health.canary import Canary
     from kvforge.serving.health.server import HealthServer
     from kvforge.serving.logs.pump import STDERR, LogSink, log_to
+    from kvforge.serving.processes.service_manager import ServiceManager
     from kvforge.serving.server.launcher import TritonServer
     from kvforge.serving.server.options import ServerOptions
     from kvforge.serving.server.stop_signals import StopSignals
@@ -115,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     has_key = args.openai and bool(ApiKeys.read(args.api_key_file))
     doors = choose_doors(args, has_key)
     doors.check_ports()  # before an engine is built or loaded, which takes long
+    manager = ServiceManager()
+    manager.status("finding the engine, or building it")
     engine, name = engine_of(args, predicts="exact_tokens" in speculation)
     manifest = load_manifest(engine)
     decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
@@ -185,20 +188,27 @@ def run(args: argparse.Namespace) -> int:
                 print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             if (warning := doors.warning()) is not None:
                 print(f"kvforge: warning: {warning}", flush=True)
+            manager.ready()
+            manager.follow(supervisor.report)
 
         def draining() -> None:
+            manager.stopping(f"accepted requests have {options.drain_timeout_s:g} s to finish")
             print(
                 f"kvforge: stopping; accepted requests have {options.drain_timeout_s:g} s to finish "
                 "(Ctrl-C again ends them)",
                 flush=True,
             )
 
-        notes = StartNotes(
-            display_of(args), "the engine, Triton and the gateway" if args.openai else "the engine and Triton"
-        )
+        parts = "the engine, Triton and the gateway" if args.openai else "the engine and Triton"
+        manager.status(f"starting {parts}")
+        notes = StartNotes(display_of(args), parts)
         try:
             supervisor.run(announce, draining)
+        except KvforgeError as error:
+            manager.status(str(error))
+            raise
         finally:
+            manager.close()
             notes.close()
             if canary is not None:
                 canary.close()
