@@ -10,7 +10,7 @@ from pathlib import Path
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_always_on, add_command, add_threads, display_of
 from kvforge.commands.serve_doors import add_door_options, choose_doors
-from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options
+from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options, is_decoupled
 from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
@@ -120,7 +120,6 @@ def run(args: argparse.Namespace) -> int:
     manager.status("finding the engine, or building it")
     engine, name = engine_of(args, predicts="exact_tokens" in speculation)
     manifest = load_manifest(engine)
-    decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
         http_address=doors.ip("http"),
         grpc_address=doors.ip("grpc"),
@@ -133,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
-        decoupled=decoupled,
+        decoupled=is_decoupled(args, manifest),
         exclude_input=args.exclude_input_in_output,
         wrap_token_ids=args.wrap_token_ids,
         stream_interval=args.stream_interval,
