@@ -5,13 +5,14 @@ NOTE. The engine's process is one that never is ready, so that a start which did
 the one that computes nothing, where the failure comes after it.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,16 @@ def of_the_engine(stage: str, note: str) -> list[str]:
 def of_the_server(signum: int, note: str) -> None:
     """From now on tritonservers are ended soon after they have started."""
 
+    def children() -> Iterator[int]:
+        for name in Path(f"/proc/{os.getpid()}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                yield from map(int, (name / "children").read_text().split())
+
     def end_each(ended: set[int]) -> None:
         while True:
             time.sleep(0.05)
-            for name in Path(f"/proc/{os.getpid()}/task").iterdir():
-                for pid in map(int, (name / "children").read_text().split()):
+            for pid in children():
+                with contextlib.suppress(OSError):  # a process that has ended
                     if pid not in ended and b"--model-repository" in Path(f"/proc/{pid}/cmdline").read_bytes():
                         time.sleep(0.3)
                         Path(note).write_text(str(time.time()))
