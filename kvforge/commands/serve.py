@@ -9,12 +9,11 @@ from pathlib import Path
 
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_always_on, add_command, add_threads, display_of
-from kvforge.commands.sampling_options import sampling_defaults
 from kvforge.commands.serve_doors import add_door_options, choose_doors
-from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options
+from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options, is_decoupled
 from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
-from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
@@ -96,10 +95,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
     from kvforge.gateway.auth import ApiKeys
+    from kvforge.gateway.model import ServedModel
     from kvforge.gateway.process import GatewayProcess
     from kvforge.serving.health.canary import Canary
     from kvforge.serving.health.server import HealthServer
     from kvforge.serving.logs.pump import STDERR, LogSink, log_to
+    from kvforge.serving.processes.service_manager import ServiceManager
     from kvforge.serving.server.launcher import TritonServer
     from kvforge.serving.server.options import ServerOptions
     from kvforge.serving.server.stop_signals import StopSignals
@@ -115,9 +116,10 @@ def run(args: argparse.Namespace) -> int:
     has_key = args.openai and bool(ApiKeys.read(args.api_key_file))
     doors = choose_doors(args, has_key)
     doors.check_ports()  # before an engine is built or loaded, which takes long
+    manager = ServiceManager()
+    manager.status("finding the engine, or building it")
     engine, name = engine_of(args, predicts="exact_tokens" in speculation)
     manifest = load_manifest(engine)
-    decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
         http_address=doors.ip("http"),
         grpc_address=doors.ip("grpc"),
@@ -130,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
-        decoupled=decoupled,
+        decoupled=is_decoupled(args, manifest),
         exclude_input=args.exclude_input_in_output,
         wrap_token_ids=args.wrap_token_ids,
         stream_interval=args.stream_interval,
@@ -146,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
-    sampling = sampling_defaults(args, engine / TOKENIZER_DIR) if args.openai else None
+    opened = None
+    if args.openai:  # before the engine is loaded: the gateway would refuse the same, later
+        opened = ServedModel.load(dataclasses.replace(gateway_options(args, doors, name), engine=engine))
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
@@ -164,10 +168,7 @@ def run(args: argparse.Namespace) -> int:
                 canary.start(server.http_url)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             notes.close()
-            model = "'ensemble'"
-            if args.openai:
-                served = dataclasses.replace(gateway_options(args, doors, name), engine=engine)
-                model = f"{served.names[0]!r} (Triton's is 'ensemble')"
+            model = "'ensemble'" if opened is None else f"{opened.name!r} (Triton's is 'ensemble')"
             print(
                 f"kvforge: serving {args.engine} as model {model}, after {notes.seconds:.1f} s (Ctrl-C stops)",
                 flush=True,
@@ -181,24 +182,31 @@ def run(args: argparse.Namespace) -> int:
                 print(f"kvforge: {line}", flush=True)
             if no_gateway is not None:
                 print(f"kvforge: no OpenAI API: {no_gateway}", flush=True)
-            if sampling is not None:
-                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
+            if opened is not None:
+                print(f"kvforge: OpenAI requests that do not say are sampled with {opened.sampling}", flush=True)
             if (warning := doors.warning()) is not None:
                 print(f"kvforge: warning: {warning}", flush=True)
+            manager.ready()
+            manager.follow(supervisor.report)
 
         def draining() -> None:
+            manager.stopping(f"accepted requests have {options.drain_timeout_s:g} s to finish")
             print(
                 f"kvforge: stopping; accepted requests have {options.drain_timeout_s:g} s to finish "
                 "(Ctrl-C again ends them)",
                 flush=True,
             )
 
-        notes = StartNotes(
-            display_of(args), "the engine, Triton and the gateway" if args.openai else "the engine and Triton"
-        )
+        parts = "the engine, Triton and the gateway" if args.openai else "the engine and Triton"
+        manager.status(f"starting {parts}")
+        notes = StartNotes(display_of(args), parts)
         try:
             supervisor.run(announce, draining)
+        except KvforgeError as error:
+            manager.status(str(error))
+            raise
         finally:
+            manager.close()
             notes.close()
             if canary is not None:
                 canary.close()

@@ -11,7 +11,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import names_checkpoint
 from kvforge.gateway.auth import ENVIRONMENT
 from kvforge.gateway.options import GatewayOptions, help_of, option_of, type_of
-from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
+from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS
 from kvforge.serving.server.ports import PORTS
 
@@ -77,7 +77,7 @@ def choose_gateway(args: argparse.Namespace) -> str | None:
     Raises KvforgeError where its options are given and there is none, one of them is out of its range, or a gateway is
     asked for and cannot be.
     """
-    streams = _streams(args)
+    streams = is_decoupled(args, load_manifest(args.engine) if _is_engine(args) else None)
     reason = None
     if args.openai and not streams:
         raise KvforgeError("--openai streams every answer from the engine: give --decoupled, or leave out --openai")
@@ -127,11 +127,11 @@ def _take_key(key: str) -> None:
     os.environ[ENVIRONMENT] = key
 
 
-def _streams(args: argparse.Namespace) -> bool:
-    """Whether requests may have several responses."""
+def is_decoupled(args: argparse.Namespace, manifest: Manifest | None) -> bool:
+    """Whether requests may have several responses; ``manifest`` is the engine's, None before it is built."""
     if args.decoupled is not None:
         return bool(args.decoupled)
-    return not _is_engine(args) or load_manifest(args.engine).decoupled_mode is not False
+    return manifest is None or manifest.decoupled_mode is not False
 
 
 def _is_engine(args: argparse.Namespace) -> bool:

@@ -1,5 +1,8 @@
 """The optional parts of kvforge (`extras` to pip), and what to say where one is absent or broken."""
 
+import shlex
+import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 from kvforge.common.errors import MissingToolError, first_line
@@ -9,8 +12,12 @@ SOURCE_TREE = Path(__file__).resolve().parents[2]
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs ``extra``: of the source tree, or beside a kvforge that came as a wheel."""
-    return f"pip install -e '.[{extra}]'" if _is_source_tree() else f"pip install 'kvforge[{extra}]'"
+    """Return the command that installs ``extra``: of the source tree, or beside a kvforge that came as a wheel; where
+    the environment has no pip, as uv makes them, it is uv's."""
+    # Looking for pip as a module would have setuptools leave distutils alone for the rest of the process, and then
+    # refuse to be imported, which compiling needs.
+    pip = "pip install" if any(distributions(name="pip")) else f"uv pip install --python {shlex.quote(sys.executable)}"
+    return f"{pip} -e '.[{extra}]'" if _is_source_tree() else f"{pip} 'kvforge[{extra}]'"
 
 
 def import_failed(need: str, extra: str, error: Exception) -> MissingToolError:

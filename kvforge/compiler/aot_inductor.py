@@ -1,10 +1,12 @@
 """Compiling an exported graph to a package with AOTInductor, weights left outside."""
 
+import contextlib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.cpp_builder import CppBuilder, get_cpp_compiler
 from torch.export import ExportedProgram
 
 from kvforge.common.errors import BuildError, first_line
@@ -13,6 +15,9 @@ INDUCTOR_CONFIG = {
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,
 }
+
+LINK_OPTION = "-Wl,-z,noexecstack"
+"""Inductor's assembly asks for an executable stack, with which glibc 2.41 and a hardened service load no library."""
 
 SHARED_RUNTIMES = (b"\0libstdc++.so", b"\0libc++.so")
 """Names that a library has among those it needs, if it shares its process's C++ runtime."""
@@ -25,13 +30,29 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
         BuildError: code generation or the C++ compiler failed, or the compiler put a C++ runtime into the package.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), plain_stacks():
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs=dict(INDUCTOR_CONFIG)
             )
     except Exception as error:
         raise BuildError(f"AOTInductor could not compile {path.stem}: {first_line(error)}") from error
     check_runtime(path)
+
+
+@contextlib.contextmanager
+def plain_stacks() -> Iterator[None]:
+    """Inside, Inductor links libraries that ask for no executable stack."""
+    line_of = CppBuilder.get_command_line
+
+    def with_option(builder: CppBuilder) -> str:
+        line = str(line_of(builder))
+        return f"{line} {LINK_OPTION}" if builder.get_target_file_path().endswith(".so") else line
+
+    CppBuilder.get_command_line = with_option
+    try:
+        yield
+    finally:
+        CppBuilder.get_command_line = line_of
 
 
 def check_runtime(path: Path) -> None:

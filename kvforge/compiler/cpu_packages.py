@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
-from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime
+from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime, plain_stacks
 
 # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
@@ -53,7 +53,7 @@ class _Package:
 
         CppBuilder.build = build
         try:
-            with torch.no_grad():
+            with torch.no_grad(), plain_stacks():
                 module, (args, kwargs) = program.module(check_guards=False), program.example_inputs
                 self._files = torch._inductor.aot_compile(module, args, kwargs, options=dict(_CONFIG))
         except Exception as error:

@@ -71,7 +71,9 @@ def _perf_analyzer() -> Check:
     path, use = shutil.which("perf_analyzer"), "load tests with perf_analyzer"
     if path:
         return Check("perf_analyzer", "ok", path, needed_for=use)
-    return Check("perf_analyzer", "optional", "not on PATH", "perf/serving/run_perf_analyzer.py gets one", use)
+    return Check(
+        "perf_analyzer", "optional", "not on PATH", "perf/serving/run_perf_analyzer.py of the source tree gets one", use
+    )
 
 
 def _ports() -> list[Check]:

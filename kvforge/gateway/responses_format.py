@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvforge.gateway.answer_reader import AnswerReader
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Reasoning
 from kvforge.gateway.generation import Delta, Generation
+from kvforge.gateway.one_choice import OneChoice
 from kvforge.gateway.response_formats import Parts, dumps
 from kvforge.gateway.tool_answers import call_id
 
@@ -58,18 +58,14 @@ class _CallItem:
 _Item = _TextItem | _CallItem
 
 
-class ResponsesFormat:
+class ResponsesFormat(OneChoice):
     """One answer, always of one choice. Streamed, its text is held to the end: the last event has all of it."""
 
     def __init__(self, generation: Generation) -> None:
         asked = generation.asked
-        self._reader = AnswerReader(asked)
-        self._streamed = asked.stream
+        super().__init__(asked)
         self._items: list[_Item] = []
-        self._pending = bytearray()
-        self._held = 0
         self._sequence_number = 0
-        self._finish_reason: str | None = None
         self._head = {
             "id": generation.request_id,
             "object": "response",
@@ -96,23 +92,12 @@ class ResponsesFormat:
                 self._open(_TextItem())
             self._close(self._item_status(len(self._items) - 1))
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self._pending) if self._streamed else self._held
-
-    def missing(self) -> bool:
-        return self._finish_reason is None
-
     def whole(self, usage: dict[str, Any]) -> Parts:
         yield self._response(self._status, usage)
 
     def opening(self) -> Iterator[bytes]:
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", b'"response":%b' % self._response("in_progress", None))
-
-    def event(self, index: int) -> bytes:
-        pending, self._pending = self._pending, bytearray()
-        return bytes(pending)
 
     def closing(self, usage: dict[str, Any]) -> bytes:
         return self._event(f"response.{self._status}", b'"response":%b' % self._response(self._status, usage))

@@ -33,7 +33,23 @@ def expressions() -> dict[str, str]:
     }
     assert len(found) == sum(len(panel["targets"]) for panel in dashboard["panels"])
     rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
-    return found | {rule["alert"]: rule["expr"] for rule in rules}
+    return found | {rule["alert"]: rule["expr"] for rule in rules} | scaling()
+
+
+def scaling() -> dict[str, str]:
+    """What replicas are added and chosen by."""
+    hpa, keda, *_, picker = (
+        document
+        for name in ("hpa", "keda", "gateway")
+        for document in yaml.safe_load_all((FOLDER / f"kubernetes-{name}.yaml").read_text())
+    )
+    specs = re.findall(r"(\w+Spec): (\S+)", picker["data"]["config.yaml"])
+    assert len(specs) == 3
+    return {
+        "HPA": hpa["spec"]["metrics"][0]["pods"]["metric"]["name"],
+        "KEDA": keda["spec"]["triggers"][0]["metadata"]["query"],
+        **{name: re.sub(r"=(\w+)", r'="\1"', spec) for name, spec in specs},
+    }
 
 
 def problems(expression: str, series: Series) -> Iterator[str]:

@@ -77,7 +77,9 @@ def _problems(one: Started) -> Iterator[str]:
     for rule in (rule for policy in one.policies for rule in policy.get("ingress", ())):
         sources = rule.get("from") or [{}]
         own = all("namespaceSelector" not in source and source.get("podSelector") for source in sources)
-        named = all(source.get("namespaceSelector", {}).get("matchLabels") for source in sources)
+        named = all(
+            source.get("namespaceSelector", source.get("podSelector", {})).get("matchLabels") for source in sources
+        )
         opened = {port["port"] for port in rule.get("ports", [])}
         if not opened and not own:
             yield "a network policy opens all ports to other pods"
@@ -105,13 +107,19 @@ def _unit(text: str) -> Started:
     return Started(args, one.has_key, frozenset(one.open_ports))  # a unit declares none
 
 
-def _pods(documents: list[dict[str, Any]]) -> Iterator[Started]:
+def pod_templates(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Labels and specification of the pods that documents make; KServe puts the labels on by itself."""
     for document in documents:
-        template = document.get("spec", {}).get("template")
-        if template is None:
-            continue
-        labels = template["metadata"]["labels"]
-        for container in template["spec"]["containers"]:
+        spec = document.get("spec", {})
+        if "template" in spec:
+            yield spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+        elif document["kind"] == "ServingRuntime":
+            yield {}, spec
+
+
+def _pods(documents: list[dict[str, Any]]) -> Iterator[Started]:
+    for labels, pod in pod_templates(documents):
+        for container in pod["containers"]:
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             names = {variable["name"] for variable in container.get("env", [])}
             for words in _serve_lines(container):

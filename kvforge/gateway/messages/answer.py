@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvforge.gateway.answer_reader import AnswerReader
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Reasoning
 from kvforge.gateway.generation import Delta, Generation
 from kvforge.gateway.messages.fields import OMITTED
+from kvforge.gateway.one_choice import OneChoice
 from kvforge.gateway.response_formats import Parts, dumps, plain_stop
 from kvforge.gateway.tool_answers import call_id
 from kvforge.tokenization.cut_json import cut_object
@@ -76,19 +76,15 @@ class _Call(_Text):
         return b'%b,"input":%b}' % (self._head, arguments.encode())
 
 
-class MessagesFormat:
+class MessagesFormat(OneChoice):
     """One answer, always of one choice. Streamed, nothing is held that has been sent."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         asked = generation.asked
-        self._reader = AnswerReader(asked)
-        self._streamed = asked.stream
+        super().__init__(asked)
         self._is_omitted = bool(asked.shown.get(OMITTED))
         self._blocks: list[_Text] = []
-        self._pending = bytearray()
-        self._held = 0
-        self._finish_reason: str | None = None
         self._stop: Any = None
         self._head = {"id": generation.request_id, "type": "message", "role": "assistant",
                       "model": asked.model}  # fmt: skip
@@ -100,13 +96,6 @@ class MessagesFormat:
         if ended:
             self._finish_reason, self._stop = delta.finish_reason, plain_stop(delta.stop_reason)
             self._close()
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self._pending) if self._streamed else self._held
-
-    def missing(self) -> bool:
-        return self._finish_reason is None
 
     def whole(self, usage: dict[str, Any]) -> Parts:
         yield b'%b,"content":[' % dumps(self._head)[:-1].encode()
@@ -121,10 +110,6 @@ class MessagesFormat:
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", b'"message":%b' % dumps({**self._head, **nothing, "usage": usage}).encode())
         yield _event("ping")
-
-    def event(self, index: int) -> bytes:
-        pending, self._pending = self._pending, bytearray()
-        return bytes(pending)
 
     def closing(self, usage: dict[str, Any]) -> bytes:
         end = b'"delta":%b,"usage":%b' % (dumps(self._end).encode(), dumps(_usage(usage)).encode())

@@ -4,6 +4,8 @@ checked in test_deployment_doors.py."""
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 from kvforge.cli import make_parser
 from kvforge.serving.server.ports import PORTS
-from tests.support.deployment_examples import EXAMPLES, parse_serve
+from tests.support.deployment_examples import EXAMPLES, parse_serve, started
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,22 +84,33 @@ def test_the_service_finds_the_pods_and_their_ports(manifests: dict[str, Any], p
 
 def test_the_image_starts_the_server_and_asks_after_its_health() -> None:
     text = (EXAMPLES / "Dockerfile").read_text()
-    assert re.search(r"^ARG BASE_IMAGE$", text, re.MULTILINE) and re.search(
-        r"^FROM \$\{BASE_IMAGE\}$", text, re.MULTILINE
-    )
-    entry, command = (
-        json.loads(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
-    )
-    assert entry == ["kvforge", "serve"]
-    args = parse_serve(command)
-    assert f"127.0.0.1:{args.health_port}/ready" in text
+    assert re.search(r"^ARG BASE_IMAGE=[a-z]+:[\d.]+-", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
+    (image,) = started("Dockerfile", text)
+    assert f"127.0.0.1:{image.args.health_port}/ready" in text
 
 
 @pytest.mark.skipif(tomllib is None, reason="tomllib comes with Python 3.11")
-def test_the_image_installs_the_serve_extra_without_a_second_server() -> None:
+def test_the_image_installs_the_serve_extra() -> None:
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
     installed = re.findall(r'"([a-z]\S*[<>]\S*)"', (EXAMPLES / "Dockerfile").read_text())
-    assert sorted(installed) == sorted(name for name in extra if not name.startswith("nvidia-pytriton"))
+    assert sorted(installed) == sorted(name.partition(";")[0] for name in extra)
+
+
+@pytest.mark.skipif(tomllib is None, reason="tomllib comes with Python 3.11")
+def test_the_image_is_built_from_all_that_the_wheel_has() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert kept == {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_compose_starts_the_image_with_what_it_needs() -> None:
+    service = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())["services"]["kvforge"]
+    (image,) = started("Dockerfile", (EXAMPLES / "Dockerfile").read_text())
+    assert service["volumes"] == [f".{path}:{path}:ro" for path in (image.args.engine, image.args.api_key_file)]
+    assert service["ports"] == ["127.0.0.1:8080:8080"] and (EXAMPLES / service["build"]["context"]).samefile(ROOT)
+    assert ":exec," in service["tmpfs"][0]  # the run directory holds programs
+    assert int(service["stop_grace_period"][:-1]) >= image.args.drain_timeout + 10
 
 
 def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
@@ -108,6 +121,15 @@ def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
         float(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) >= parse_serve(words[1:]).drain_timeout + 10
     )
     assert "KillMode=mixed" in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze, of Debian's systemd")
+def test_systemd_knows_the_units_settings_and_finds_it_hardened(tmp_path: Path) -> None:
+    unit = tmp_path / "kvforge.service"
+    unit.write_text((EXAMPLES / unit.name).read_text().replace("/opt/kvforge/.venv/bin/kvforge", "/bin/true"))
+    for check in (["verify"], ["security", "--offline=true", "--threshold=25"]):  # tenths of the exposure level
+        result = subprocess.run(["systemd-analyze", *check, str(unit)], capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_pods_of_several_machines_serve_with_options_there_are() -> None:

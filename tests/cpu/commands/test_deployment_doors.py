@@ -9,8 +9,8 @@ import pytest
 from tests.support.deployment_examples import EXAMPLES, problems, started
 
 DOCS = EXAMPLES.parent
-WITHOUT_COMMANDS = {"alerts.yaml", "grafana.json"}
-NAMES = sorted({path.name for path in EXAMPLES.iterdir()} - WITHOUT_COMMANDS)
+BESIDE = {f"kubernetes-{name}.yaml" for name in ("gateway", "hpa", "keda", "monitoring")}
+NAMES = sorted({path.name for path in EXAMPLES.iterdir()} - BESIDE - {"alerts.yaml", "compose.yaml", "grafana.json"})
 COMMAND = re.compile(r"(?:kvforge serve|kvforge-serve|kvforge\.gateway)\b((?:\\\n|[^`\n]|\n(?=\s+[-/]))*)")
 EVERYWHERE = re.compile(r"address[= ](?:0\.0\.0\.0|::)")
 
@@ -24,7 +24,7 @@ def test_examples_open_nothing_without_a_key(name: str) -> None:
     assert started(name, text_of(name)) and problems(name, text_of(name)) == []
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "kubernetes.yaml", "kubernetes-vllm.yaml"])
+@pytest.mark.parametrize("name", ["Dockerfile", "kserve.yaml", "kubernetes.yaml", "kubernetes-vllm.yaml"])
 def test_what_is_for_clients_is_the_api_behind_a_key(name: str) -> None:
     for one in started(name, text_of(name)):
         assert one.has_key and set(one.open_ports.values()) == {"metrics", "health", "openai"}

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.cpp_builder import CppBuilder, CppOptions
 from torch.export import ExportedProgram
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.aot_inductor import compile_package
+from kvforge.compiler.aot_inductor import LINK_OPTION, compile_package, plain_stacks
 from kvforge.compiler.cpu_packages import package_writer
 
 WITH_OWN_RUNTIME = """#!/bin/sh
@@ -47,3 +48,11 @@ def test_a_package_of_another_target_is_refused(
         pytest.skip("compiles once more; --full")
     with pytest.raises(BuildError, match=r"/g\+\+ put its runtime library into own, .* set CXX"):
         compile_package(program, tmp_path / "own.pt2")
+
+
+def test_libraries_of_all_targets_ask_for_no_executable_stack() -> None:
+    """That those of engines for CPUs do not is seen in test_cpu_packages.py, where one is loaded."""
+    library, objects = (CppBuilder("x", "x.cpp", CppOptions(compile_only=one)) for one in (False, True))
+    with plain_stacks():
+        assert LINK_OPTION in library.get_command_line() and LINK_OPTION not in objects.get_command_line()
+    assert LINK_OPTION not in library.get_command_line()

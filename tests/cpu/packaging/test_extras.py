@@ -106,14 +106,23 @@ def test_an_absent_package_is_not_a_broken_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "command"),
-    [(("pyproject.toml",), "pip install -e '.[serve]'"), ((), "pip install 'kvforge[serve]'")],
-    ids=["source tree", "wheel"],
+    ("files", "what"), [(("pyproject.toml",), "-e '.[serve]'"), ((), "'kvforge[serve]'")], ids=["source tree", "wheel"]
+)
+@pytest.mark.parametrize(
+    ("pip", "command"), [([1], "pip install"), ([], "uv pip install --python '/an env/python'")], ids=["pip", "uv"]
 )
 def test_how_to_install_fits_where_kvforge_came_from(
-    files: tuple[str, ...], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: tuple[str, ...], what: str, pip: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in files:
         (tmp_path / name).touch()
     monkeypatch.setattr("kvforge.common.extras.SOURCE_TREE", tmp_path)
-    assert how_to_install("serve") == command
+    monkeypatch.setattr("kvforge.common.extras.distributions", lambda name: pip)
+    monkeypatch.setattr(sys, "executable", "/an env/python")
+    assert how_to_install("serve") == f"{command} {what}"
+
+
+def test_asking_for_pip_leaves_setuptools_importable() -> None:
+    """Its finder takes a search for the module pip for a build of pip's."""
+    code = "from kvforge.common.extras import how_to_install; how_to_install('serve'); import setuptools"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
