@@ -1,7 +1,10 @@
 """generate, chat and bench with the URL of a server: of the gateway, and of servers that fail in every way."""
 
+import gc
 import io
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -189,6 +192,29 @@ def test_load_says_what_no_api_sends(scripted: str, capsys, event: dict) -> None
     Scripted.answers = {"/v1/completions": stream_of({"choices": [{"text": "x"}]}, event)}
     assert main(["bench", scripted, "--model", "m", *LEVELS]) == 1
     assert "streams what is no answer of OpenAI's API" in capsys.readouterr().err
+
+
+def test_half_a_letter_is_written_where_the_terminal_is_of_no_language(scripted: str, monkeypatch) -> None:
+    Scripted.answers = {"/v1/completions": stream_of({"choices": [{"text": "a\ud800b"}]})}
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="utf-8", errors="surrogateescape"))
+    assert main(["generate", scripted, "--model", "m", "--prompt", "x"]) == 0
+    assert written.getvalue() == b"a\\ud800b\n"
+
+
+def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> None:
+    class Silent(Scripted):
+        def do_POST(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.rfile.read()
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert main(["chat", f"http://127.0.0.1:{server.server_port}", "--model", "m"]) == 130
+        server.shutdown()
+    gc.collect()
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("status", [401, 200])
