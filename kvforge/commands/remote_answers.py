@@ -66,7 +66,7 @@ async def model_of(args: argparse.Namespace, server: RemoteServer) -> str:
     if args.model is not None:
         return str(args.model)
     name = await server.model()
-    display_of(args).note(f"model {name}")
+    display_of(args).note(f"model {server.shown(name)}")
     return name
 
 

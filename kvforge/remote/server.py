@@ -108,7 +108,7 @@ class RemoteServer:
                         continue
                     event = self._parsed(line[5:])
                     if event.get("error") is not None:
-                        raise KvforgeError(f"{self.url} failed: {self._shown(_said(event))}; its log says more.")
+                        raise KvforgeError(f"{self.url} failed: {self.shown(_said(event))}; its log says more.")
                     yield event
         if not ended:
             raise KvforgeError(f"{self.url} ended its answer early; its log says why.")
@@ -119,7 +119,7 @@ class RemoteServer:
         with self._errors_in_words():
             async with self._session.request(method, url, json=body, allow_redirects=False) as response:
                 if response.status != 200:
-                    said = self._shown(_said(await response.text(errors="replace")))
+                    said = self.shown(_said(await response.text(errors="replace")))
                     remedy = _REMEDIES.get(response.status)
                     message = f"{url} answered {response.status}{said and f' ({said})'}"
                     raise RefusedError(f"{message}; {remedy or 'its log says why'}.", response.status)
@@ -132,17 +132,17 @@ class RemoteServer:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL) as error:
             raise KvforgeError(
-                f"nothing answers at {self.url} ({self._shown(first_line(error))}); start a server there, or give "
+                f"nothing answers at {self.url} ({self.shown(first_line(error))}); start a server there, or give "
                 "another URL."
             ) from None
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise KvforgeError(f"{self.url} broke off ({self._shown(first_line(error))}); its log says why.") from None
+            raise KvforgeError(f"{self.url} broke off ({self.shown(first_line(error))}); its log says why.") from None
 
     def strange_answer(self) -> KvforgeError:
         """The error of an event that has not the form of OpenAI's."""
         return KvforgeError(f"{self.url} streams what is no answer of OpenAI's API.")
 
-    def _shown(self, text: str) -> str:
+    def shown(self, text: str) -> str:
         """What the server sent, fit for a terminal and a log: without the key and without control characters."""
         text = text.replace(self._key, "***") if self._key else text
         return "".join(letter if letter.isprintable() else " " for letter in text)

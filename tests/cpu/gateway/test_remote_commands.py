@@ -226,6 +226,9 @@ def test_what_a_server_says_shows_no_key_and_moves_no_cursor(scripted: str, caps
     assert main(["generate", scripted, "--model", "m", "--prompt", "x", "--api-key", "sk-1"]) == 1
     error_line = capsys.readouterr().err
     assert "wrong key: ***" in error_line and "sk-1" not in error_line and "\x1b" not in error_line
+    Scripted.answers["/v1/models"] = (200, "application/json", b'{"data": [{"id": "\\u001b[2Jm"}]}')
+    assert main(["generate", scripted, "--prompt", "x"]) == 1
+    assert capsys.readouterr().err.startswith("kvforge: model  [2Jm\n")
 
 
 @pytest.mark.parametrize(
