@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("http://", "https://")
 CONNECT_TIMEOUT_S = 10.0
+MAX_EVENT_BYTES = 16 << 20
+MAX_SAID_BYTES = 64 << 10
+"""Of an error's body, what is read."""
 _KEY = "give its key by --api-key or $KVFORGE_API_KEY"
 _REMEDIES = {
     400: "change what it names",
@@ -100,6 +103,8 @@ class RemoteServer:
                 raise KvforgeError(f"{self.url}/{path} does not stream; give the URL of an OpenAI-compatible server.")
             async for data in response.content.iter_any():
                 *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > MAX_EVENT_BYTES:
+                    raise self.strange_answer()
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue
@@ -119,7 +124,7 @@ class RemoteServer:
         with self._errors_in_words():
             async with self._session.request(method, url, json=body, allow_redirects=False) as response:
                 if response.status != 200:
-                    said = self.shown(_said(await response.text(errors="replace")))
+                    said = self.shown(_said(await _beginning(response)))
                     remedy = _REMEDIES.get(response.status)
                     message = f"{url} answered {response.status}{said and f' ({said})'}"
                     raise RefusedError(f"{message}; {remedy or 'its log says why'}.", response.status)
@@ -155,6 +160,14 @@ class RemoteServer:
         if not isinstance(found, dict):
             raise KvforgeError(f"{self.url} does not answer in JSON; give the URL of an OpenAI-compatible server.")
         return found
+
+
+async def _beginning(response: "aiohttp.ClientResponse") -> str:
+    try:
+        data = await response.content.readexactly(MAX_SAID_BYTES)
+    except asyncio.IncompleteReadError as error:
+        data = error.partial
+    return data.decode(errors="replace")
 
 
 def _said(answer: str | dict[str, Any]) -> str:

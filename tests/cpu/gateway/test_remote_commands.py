@@ -1,11 +1,13 @@
 """generate, chat and bench with the URL of a server: of the gateway, and of servers that fail in every way."""
 
+import contextlib
 import gc
 import io
 import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -205,6 +207,8 @@ def test_half_a_letter_is_written_where_the_terminal_is_of_no_language(scripted:
 def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> None:
     class Silent(Scripted):
         def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(0.3)  # until the client waits
             os.kill(os.getpid(), signal.SIGINT)
             self.rfile.read()
 
@@ -214,7 +218,7 @@ def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> Non
         assert main(["chat", f"http://127.0.0.1:{server.server_port}", "--model", "m"]) == 130
         server.shutdown()
     gc.collect()
-    assert not caplog.messages
+    assert "_Chat._write" not in caplog.text
 
 
 @pytest.mark.parametrize("status", [401, 200])
@@ -250,6 +254,27 @@ def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, by
     assert main(["generate", scripted, "--model", "m", "--prompt", "x"]) == 1
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+@pytest.mark.parametrize(("status", "says"), [(200, "no answer of OpenAI's API"), (500, "answered 500 (xxx")])
+def test_an_answer_without_an_end_is_left(monkeypatch, capsys, status: int, says: str) -> None:
+    monkeypatch.setattr("kvforge.remote.server.MAX_EVENT_BYTES", 1 << 16)
+
+    class Endless(Scripted):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 4096)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["generate", url, "--model", "m", "--prompt", "x"]) == 1
+        server.shutdown()
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
