@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
             raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
     if args.seed < 0:
         raise KvforgeError(f"--seed is {args.seed}; give 0 or more.")
-    if not all(rate > 0 for rate in args.request_rate):
+    if not all(rate > 0 and math.isfinite(args.num_prompts / rate) for rate in args.request_rate):
         raise KvforgeError("--request-rate is of requests a second; give numbers above 0, or inf.")
     if len(args.request_rate) > 1 and len(args.concurrency or ()) > 1:
         raise KvforgeError("--request-rate and --concurrency have several levels; give one value to one of them.")

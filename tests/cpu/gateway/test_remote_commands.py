@@ -287,6 +287,7 @@ def test_an_answer_without_an_end_is_left(monkeypatch, capsys, status: int, says
         (["bench", "URL", "--max-num-tokens", "1"], "--max-num-tokens is for an engine"),
         (["bench", "URL", "--request-rate", "1", "2", "--concurrency", "1", "2"], "give one value to one of them"),
         (["bench", "URL", "--request-rate", "0"], "give numbers above 0"),
+        (["bench", "URL", "--request-rate", "5e-324"], "give numbers above 0"),
         (["bench", "URL", "--goodput", "ttf:5"], "--goodput is of ttft"),
         (["bench", "URL", "--seed", "-1"], "--seed is -1; give 0 or more"),
         (["bench", "URL", "--output", "/"], "--output / cannot be written"),
