@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1, and so is an
     error of the operating system; with -v where it comes from stands before it."""
     verbose = False
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # an answer goes on where the terminal has no such letter
     try:
         parser = make_parser()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,25 +168,56 @@ class Load:
         return " ".join(rng.choice(self._words, self._input_len))
 
     async def _ask(self, prompt: Any) -> Answer:
-        usage: dict[str, Any] = {}
-        arrivals: list[float] = []
-        counts = [0]
+        chunks: list[_Chunk] = []
+        prompt_tokens, total = None, None
         sent = time.perf_counter()
         async with contextlib.aclosing(
             self._server.events("completions", {**self._fields, "prompt": prompt})
         ) as events:
             async for event in events:
                 now = time.perf_counter()
-                choices, told = event.get("choices"), event.get("usage")
-                usage = told or usage
-                if choices:
-                    count = int(told["completion_tokens"]) if told else counts[-1] + bool(choices[0].get("text"))
-                    if count > counts[-1]:
-                        arrivals.append(now)
-                        counts.append(count)
-        total = int(usage.get("completion_tokens", counts[-1]))
+                try:
+                    asked, count = _usage(event.get("usage") or {})
+                    if event.get("choices"):
+                        chunks.append(_Chunk(now, bool(event["choices"][0].get("text")), count))
+                except (AttributeError, LookupError, TypeError, ValueError):
+                    raise self._server.strange_answer() from None
+                prompt_tokens = prompt_tokens if asked is None else asked
+                total = total if count is None else count
+        arrivals, counts = _counted(chunks)
         if not arrivals:
             raise KvforgeError(f"{self._server.url} answered without a token.")
-        if total != counts[-1]:
-            counts = [round(total * index / len(arrivals)) for index in range(len(counts))]
-        return Answer(RequestTrace(sent, tuple(arrivals), tuple(counts[1:])), usage.get("prompt_tokens"))
+        if total is not None and total != counts[-1]:
+            counts = [round(total * (index + 1) / len(arrivals)) for index in range(len(arrivals))]
+        return Answer(RequestTrace(sent, tuple(arrivals), tuple(counts)), prompt_tokens)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A piece of an answer: when it came, and the tokens so far if the server says so in it."""
+
+    at: float
+    has_text: bool
+    tokens: int | None
+
+
+def _usage(found: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The tokens of a prompt and of its answer so far. Raises AttributeError or ValueError for what is no count."""
+    asked, answered = found.get("prompt_tokens"), found.get("completion_tokens")
+    if any(count is not None and (type(count) is not int or count < 0) for count in (asked, answered)):
+        raise ValueError
+    return asked, answered
+
+
+def _counted(chunks: Sequence[_Chunk]) -> tuple[list[float], list[int]]:
+    """When tokens came, and how many by then: as the server counts, or a token for a text where some chunk has no
+    count, for then the others' is that of the end."""
+    arrivals, counts = [], []
+    is_told, last = all(chunk.tokens is not None for chunk in chunks), 0
+    for chunk in chunks:
+        count = chunk.tokens if is_told and chunk.tokens is not None else last + chunk.has_text
+        if count > last:
+            arrivals.append(chunk.at)
+            counts.append(count)
+            last = count
+    return arrivals, counts

@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,9 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
     for name in ("num_prompts", "num_warmups"):
         if getattr(args, name) < 1:
             raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
-    if not all(rate > 0 for rate in args.request_rate):
+    if args.seed < 0:
+        raise KvforgeError(f"--seed is {args.seed}; give 0 or more.")
+    if not all(rate > 0 and math.isfinite(args.num_prompts / rate) for rate in args.request_rate):
         raise KvforgeError("--request-rate is of requests a second; give numbers above 0, or inf.")
     if len(args.request_rate) > 1 and len(args.concurrency or ()) > 1:
         raise KvforgeError("--request-rate and --concurrency have several levels; give one value to one of them.")
@@ -54,8 +58,8 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
     figure = None if args.output is None or len(levels) == 1 else args.output.with_suffix(".svg")
     if figure is not None:
         check_figure(figure)
-    if args.output is not None and not args.output.parent.is_dir():
-        raise KvforgeError(f"there is no directory {args.output.parent} for --output; make it, or name another file.")
+    if args.output is not None:
+        _check_output(args.output, figure)
     server, found = server_of(args), []
     raise_open_files_limit()
 
@@ -81,6 +85,16 @@ def run_load(args: argparse.Namespace, sizes: dict[str, int]) -> int:
         first = next(level["errors"][0] for level in found if level["errors"])
         raise KvforgeError(f"{failed} of {len(levels) * args.num_prompts} requests failed, one of them so: {first}")
     return 0
+
+
+def _check_output(path: Path, figure: Path | None) -> None:
+    """Raise KvforgeError where the report could not be written after the measurement."""
+    if not path.parent.is_dir():
+        raise KvforgeError(f"there is no directory {path.parent} for --output; make it, or name another file.")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise KvforgeError(f"--output {path} cannot be written; name another file.")
+    if path == figure:
+        raise KvforgeError(f"--output {path} is the name of the figure; name the report otherwise, as NAME.json.")
 
 
 def _goals(given: list[str] | None) -> Any:

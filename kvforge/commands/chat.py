@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,11 @@ class _Chat:
             self._loop.run_until_complete(task)
         except asyncio.CancelledError:
             print(" …", file=sys.stderr, end="", flush=True)
+        except KeyboardInterrupt:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, KvforgeError):
+                self._loop.run_until_complete(task)
+            raise
         finally:
             if stops_at_interrupt:
                 self._loop.remove_signal_handler(signal.SIGINT)
@@ -147,8 +153,6 @@ def _turn(chat: _Chat, line: str, at_terminal: bool) -> None:
 
 def _terminal_lines() -> Iterator[str]:
     """What is typed, until Ctrl-D; Ctrl-C gives up a line."""
-    import contextlib
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  input() takes it for editing and earlier lines
     while True:

@@ -32,7 +32,7 @@ def _count(text: str) -> int:
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    from kvforge.common.number_formats import KV_FORMATS
+    from kvforge.common.number_formats import KV_FORMATS, whole_name
     from kvforge.costs.weights import WEIGHT_BYTES
 
     parser = add_command(
@@ -52,8 +52,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--cut", type=int, nargs="+", metavar="K", help="first layer whose K,V come from the single input; several"
     )
     parser.add_argument("--group-size", type=int, nargs="+", metavar="G", help="layers that share a cache; several")
-    parser.add_argument("--kv-dtype", nargs="+", choices=tuple(KV_FORMATS), metavar="D", help=", ".join(KV_FORMATS))
-    parser.add_argument("--weight-dtype", choices=tuple(WEIGHT_BYTES), metavar="D", help=", ".join(WEIGHT_BYTES))
+    for option, known, number in (("--kv-dtype", KV_FORMATS, "+"), ("--weight-dtype", WEIGHT_BYTES, None)):
+        parser.add_argument(
+            option, nargs=number, type=whole_name, choices=tuple(known), metavar="D", help=", ".join(known)
+        )
     parser.add_argument(
         "--kv-policy",
         metavar="POLICY",

@@ -12,7 +12,6 @@ from typing import Any
 from kvforge.commands.chat_options import opening, template_options
 from kvforge.commands.parsers import display_of
 from kvforge.commands.url_argument import check_for_url, given, server_of
-from kvforge.common.errors import KvforgeError
 from kvforge.remote.server import RemoteServer
 
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
@@ -67,7 +66,7 @@ async def model_of(args: argparse.Namespace, server: RemoteServer) -> str:
     if args.model is not None:
         return str(args.model)
     name = await server.model()
-    display_of(args).note(f"model {name}")
+    display_of(args).note(f"model {server.shown(name)}")
     return name
 
 
@@ -114,13 +113,16 @@ async def _pieces(server: RemoteServer, path: str, body: dict[str, Any]) -> Asyn
     """Yield a sequence's number and what comes to its text."""
     async with contextlib.aclosing(server.events(path, body)) as events:
         async for event in events:
-            for choice in event.get("choices") or ():
+            choices = event.get("choices") or ()
+            if not isinstance(choices, Sequence):
+                raise server.strange_answer()
+            for choice in choices:
                 try:
                     delta = choice.get("delta") or {"content": choice.get("text")}
                     thought = delta.get("reasoning_content") or delta.get("reasoning")
                     found = int(choice.get("index", 0)), str(delta.get("content") or "")
-                except (AttributeError, TypeError, ValueError):
-                    raise KvforgeError(f"{server.url} streams what is no answer of OpenAI's API.") from None
+                except (ArithmeticError, AttributeError, TypeError, ValueError):
+                    raise server.strange_answer() from None
                 if thought:
                     print(thought, end="", file=sys.stderr, flush=True)
                 yield found

@@ -27,6 +27,11 @@ GROUP_SIZE, GROUP_BYTES = 32, 4
 """Numbers of a group in a grouped cache, and the bytes of its step and least number, two float16."""
 
 
+def whole_name(name: str) -> str:
+    """Return the name that manifests have for a format of one of the ALIASES; any other as it is."""
+    return ALIASES.get(name, name)
+
+
 def keeping_int4(asked: str, stored: str) -> str:
     """Return the weight dtype that becomes of ``asked`` where a checkpoint's weights in 4 bits need ``stored``, one of
     INT4_WEIGHTS: the later of the two, or ``asked`` where it is no such dtype."""

@@ -9,7 +9,6 @@ from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
-    ALIASES,
     HEAD_DTYPES,
     KV_FORMATS,
     NEAREST,
@@ -18,6 +17,7 @@ from kvforge.common.number_formats import (
     automatic_dtype,
     automatic_kv_dtype,
     static_kv_dtype,
+    whole_name,
 )
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
 from kvforge.manifest import graph_names
@@ -318,7 +318,7 @@ def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:
 
 
 def _choice(given: str, auto: str, known: Collection[str], flag: str) -> str:
-    name = auto if given == "auto" else ALIASES.get(given, given)
+    name = auto if given == "auto" else whole_name(given)
     if name not in known:
         near = f", {NEAREST[given]} is nearest" if NEAREST.get(given) in known else ""
         raise BuildError(f"{flag} {given!r} is not supported{near}; choose auto, {', '.join(known)}.")

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from kvforge.common.errors import KvforgeError
-from kvforge.common.number_formats import ALIASES
+from kvforge.common.number_formats import whole_name
 
 TRAIN = ("partial", "upper", "full")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -53,7 +53,7 @@ class DistillConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", ALIASES.get(self.dtype, self.dtype))
+        object.__setattr__(self, "dtype", whole_name(self.dtype))
         for name, known in (("train", TRAIN), ("schedule", SCHEDULES), ("dtype", DTYPES), ("device", DEVICES)):
             if getattr(self, name) not in known:
                 raise KvforgeError(f"--{name} {getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvforge.common.errors import KvforgeError, first_line
+from kvforge.common.number_formats import whole_name
 from kvforge.distill import world
 
 STATE_FILE = "state.pt"
@@ -64,6 +65,7 @@ def load_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         saved = dict(state["identity"])
+        saved["dtype"] = whole_name(saved["dtype"])  # earlier versions wrote the short ones
     except Exception as error:  # zip, pickle and key errors of a damaged file
         raise KvforgeError(
             f"{path} is not a readable training state ({first_line(error)}); remove it to start again."

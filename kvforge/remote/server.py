@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("http://", "https://")
 CONNECT_TIMEOUT_S = 10.0
+MAX_EVENT_BYTES = 16 << 20
+MAX_SAID_BYTES = 64 << 10
+"""Of an error's body, what is read."""
 _KEY = "give its key by --api-key or $KVFORGE_API_KEY"
 _REMEDIES = {
     400: "change what it names",
@@ -59,6 +62,7 @@ class RemoteServer:
         self._aiohttp = aiohttp
         self.root = url.rstrip("/").removesuffix("/v1")
         self.url = f"{self.root}/v1"
+        self._key = key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession
 
@@ -99,6 +103,8 @@ class RemoteServer:
                 raise KvforgeError(f"{self.url}/{path} does not stream; give the URL of an OpenAI-compatible server.")
             async for data in response.content.iter_any():
                 *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > MAX_EVENT_BYTES:
+                    raise self.strange_answer()
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue
@@ -106,8 +112,8 @@ class RemoteServer:
                         ended = True
                         continue
                     event = self._parsed(line[5:])
-                    if "error" in event:
-                        raise KvforgeError(f"{self.url} failed: {_said(event)}; its log says more.")
+                    if event.get("error") is not None:
+                        raise KvforgeError(f"{self.url} failed: {self.shown(_said(event))}; its log says more.")
                     yield event
         if not ended:
             raise KvforgeError(f"{self.url} ended its answer early; its log says why.")
@@ -118,7 +124,8 @@ class RemoteServer:
         with self._errors_in_words():
             async with self._session.request(method, url, json=body, allow_redirects=False) as response:
                 if response.status != 200:
-                    said, remedy = _said(await response.text(errors="replace")), _REMEDIES.get(response.status)
+                    said = self.shown(_said(await _beginning(response)))
+                    remedy = _REMEDIES.get(response.status)
                     message = f"{url} answered {response.status}{said and f' ({said})'}"
                     raise RefusedError(f"{message}; {remedy or 'its log says why'}.", response.status)
                 yield response
@@ -130,10 +137,20 @@ class RemoteServer:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL) as error:
             raise KvforgeError(
-                f"nothing answers at {self.url} ({first_line(error)}); start a server there, or give another URL."
+                f"nothing answers at {self.url} ({self.shown(first_line(error))}); start a server there, or give "
+                "another URL."
             ) from None
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise KvforgeError(f"{self.url} broke off ({first_line(error)}); its log says why.") from None
+            raise KvforgeError(f"{self.url} broke off ({self.shown(first_line(error))}); its log says why.") from None
+
+    def strange_answer(self) -> KvforgeError:
+        """The error of an event that has not the form of OpenAI's."""
+        return KvforgeError(f"{self.url} streams what is no answer of OpenAI's API.")
+
+    def shown(self, text: str) -> str:
+        """What the server sent, fit for a terminal and a log: without the key and without control characters."""
+        text = text.replace(self._key, "***") if self._key else text
+        return "".join(letter if letter.isprintable() else " " for letter in text)
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
@@ -143,6 +160,14 @@ class RemoteServer:
         if not isinstance(found, dict):
             raise KvforgeError(f"{self.url} does not answer in JSON; give the URL of an OpenAI-compatible server.")
         return found
+
+
+async def _beginning(response: "aiohttp.ClientResponse") -> str:
+    try:
+        data = await response.content.readexactly(MAX_SAID_BYTES)
+    except asyncio.IncompleteReadError as error:
+        data = error.partial
+    return data.decode(errors="replace")
 
 
 def _said(answer: str | dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ from kvforge.serving.health.probe import open_url
 FAMILIES = re.compile("(# (HELP|TYPE) )?(kvforge_|nv_trt_llm_)")
 """Lines that begin so are passed on."""
 TIMEOUT_S = 2.0
+"""For the whole answer."""
 HELD_S = 0.5
-"""One answer serves everybody who asks within this time."""
+"""One answer, or the lack of one, serves everybody who asks within this time."""
 MAX_BYTES = 4 << 20
 
 
@@ -22,7 +23,7 @@ class EngineNumbers:
     def __init__(self, url: str) -> None:
         self._url = url
         self._asked = asyncio.Lock()
-        self._read = (-HELD_S, "")
+        self._read: tuple[float, str | None] = (-HELD_S, None)
 
     async def text(self) -> str:
         """Prometheus' text of the engine's families. Raises ApiError (503) where the server gives none."""
@@ -30,12 +31,21 @@ class EngineNumbers:
             if time.monotonic() - self._read[0] >= HELD_S:
                 try:
                     page = await asyncio.to_thread(self._ask)
+                    found = "".join(f"{line}\n" for line in page.splitlines() if FAMILIES.match(line))
                 except (OSError, http.client.HTTPException, ValueError):
-                    raise ApiError(503, "the server gives no metrics at the moment") from None
-                lines = [line for line in page.splitlines() if FAMILIES.match(line)]
-                self._read = (time.monotonic(), "\n".join(lines) + "\n")
-            return self._read[1]
+                    found = None
+                self._read = (time.monotonic(), found)
+            found = self._read[1]
+        if found is None:
+            raise ApiError(503, "the server gives no metrics at the moment")
+        return found
 
     def _ask(self) -> str:
+        end = time.monotonic() + TIMEOUT_S
+        page = b""
         with open_url(self._url, TIMEOUT_S) as response:
-            return str(response.read(MAX_BYTES).decode())
+            while len(page) < MAX_BYTES and (more := response.read1(MAX_BYTES - len(page))):
+                page += more
+                if time.monotonic() > end:
+                    raise TimeoutError
+        return page.decode()

@@ -6,6 +6,8 @@ import { copyButton, element } from "./dom.js";
 
 const MAX_DEPTH = 16; // lists and quotes within each other
 const MAX_OPEN = 100; // delimiters that may still find their other half
+const MAX_RUN = 10; // of * or _ in a row: more are text, as each two would be an element within another
+const MAX_ADDED = 100; // columns up to which a row has the cells that its text lacks
 const LINKS = ["http", "https", "mailto"];
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*(\S*)/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/;
@@ -154,7 +156,8 @@ function table(lines, at) {
   const columns = cells(lines[at]);
   const row = (tag, line) => {
     const found = cells(line);
-    return element("tr", {}, ...columns.map((_, index) => fill(element(tag), found[index] ?? "")));
+    const shown = columns.slice(0, Math.max(found.length, MAX_ADDED));
+    return element("tr", {}, ...shown.map((_, index) => fill(element(tag), found[index] ?? "")));
   };
   const make = () => {
     const rows = lines.slice(at + 2, end).map((line) => row("td", line));
@@ -291,12 +294,13 @@ function delimiter(found, before = " ", after = " ") {
   const left = !spaceAfter && (!markAfter || spaceBefore || markBefore);
   const right = !spaceBefore && (!markBefore || spaceAfter || markAfter);
   const inWord = found[0] === "_";
+  const short = found.length <= MAX_RUN;
   return {
     mark: found[0],
     count: found.length,
     length: found.length,
-    opens: left && (!inWord || !right || markBefore),
-    closes: right && (!inWord || !left || markAfter),
+    opens: short && left && (!inWord || !right || markBefore),
+    closes: short && right && (!inWord || !left || markAfter),
   };
 }
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from kvforge.common.errors import MAX_LINE
+
 logger = logging.getLogger("kvforge.serve")
 
 PERIOD_S = 5.0
@@ -33,8 +35,8 @@ class ServiceManager:
         self._closing = threading.Event()
 
     def status(self, text: str) -> None:
-        """Show the first line of ``text`` in `systemctl status`."""
-        line = (text.splitlines() or [""])[0]
+        """Show the first line of ``text``, cut where it is long, in `systemctl status`."""
+        line = (text.splitlines() or [""])[0][:MAX_LINE]
         if line != self._status:
             self._status = line
             self._send(f"STATUS={line}")
@@ -76,7 +78,7 @@ class ServiceManager:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_TIMEOUT_S)
                 sender.connect("\0" + self._name[1:] if self._name.startswith("@") else self._name)
-                sender.sendall(message.encode())
+                sender.sendall(message.encode(errors="backslashreplace"))  # a path may be no UTF-8
         except OSError as error:
             if not self._has_failed:
                 logger.warning("NOTIFY_SOCKET=%s cannot be told %s: %s", self._name, message, error)

@@ -120,6 +120,16 @@ def test_how_a_step_is_cut_may_change(checkpoint: Path, tmp_path: Path) -> None:
     assert distill(other, load_with_teacher(checkpoint), random_data(), tmp_path).step == 6
 
 
+def test_a_run_of_an_earlier_version_goes_on(checkpoint: Path, tmp_path: Path) -> None:
+    """Which wrote the short names of dtypes."""
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=2)
+    short = {"float32": "fp32", "bfloat16": "bf16"}
+    state = saved(tmp_path)
+    state["identity"]["dtype"] = short[state["identity"]["dtype"]]
+    save_state(tmp_path / "state.pt", state)
+    assert distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path).step == 6
+
+
 def test_damaged_state_is_named(checkpoint: Path, tmp_path: Path) -> None:
     distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=1)
     content = (tmp_path / "state.pt").read_bytes()

@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -169,6 +169,33 @@ def test_one_port_has_all_metrics(url: str, start: Callable[..., str], metrics: 
         answer = call(alone, "GET", "/metrics")
         assert answer.status == 200 and why in answer.body
         assert {one.name.split("_")[1] for one in text_string_to_metric_families(answer.body)} == {"gateway"}
+
+
+def test_metrics_wait_for_no_server_that_does_not_end_its_answer(start: Callable[..., str], monkeypatch) -> None:
+    monkeypatch.setattr("kvforge.gateway.page.engine_numbers.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("kvforge.gateway.page.engine_numbers.HELD_S", 600.0)
+    asked, over = [], threading.Event()
+
+    class Trickling(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            while not over.wait(0.1):
+                self.wfile.write(b"#")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Trickling) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        watching = start(metrics=f"http://127.0.0.1:{server.server_port}/metrics")
+        try:
+            answers = [call(watching, "GET", "/metrics") for _ in range(3)]
+        finally:
+            over.set()
+            server.shutdown()
+    assert all(answer.status == 200 and "gives no metrics" in answer.body for answer in answers)
+    assert len(asked) == 1, "what failed is held as an answer is"
 
 
 def test_no_page_is_for_the_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,6 +186,24 @@ def test_markdown(page: Page, text: str, html: str) -> None:
     assert page.run(script, text) == [html, html], "letter by letter, and at once"
 
 
+@pytest.mark.parametrize(
+    ("text", "selector", "most"),
+    [
+        ("*" * 20_000 + "a" + "*" * 20_000, "strong strong strong strong strong strong", 0),
+        ("|a" * 2000 + "\n" + "|-" * 2000 + "\n" + "b|\n" * 2000, "td", 200_000),
+    ],
+)
+def test_a_text_makes_no_more_elements_than_are_in_it(page: Page, text: str, selector: str, most: int) -> None:
+    """Elements within each other end a browser's tab, and cells that no row has are the square of a text."""
+    page.run(
+        """return import("/page/markdown.js").then(({ showMarkdown }) => {
+        showMarkdown(window.shown = document.createElement("div"), arguments[0]); })""",
+        text,
+    )
+    assert page.run("return window.shown.querySelectorAll(arguments[0]).length", selector) <= most
+    assert page.run("return window.shown.textContent.length") > 2000
+
+
 def test_code_is_labelled_and_copied(page: Page) -> None:
     page.answered("x", "```python\nx = '<b>'\n```")
     assert page.text("figcaption span") == "python"

@@ -1,8 +1,13 @@
 """generate, chat and bench with the URL of a server: of the gateway, and of servers that fail in every way."""
 
+import contextlib
+import gc
 import io
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -159,6 +164,77 @@ def test_fields_that_a_server_refuses_are_left_out_and_said(scripted: str, capsy
     assert (found["total_input_tokens"], found["total_output_tokens"], found["short"]) == (27, 12, 3)
 
 
+def stream_of(*events: dict) -> tuple[int, str, bytes]:
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    return 200, "text/event-stream", f"{lines}data: [DONE]\n\n".encode()
+
+
+def test_a_count_in_the_last_chunk_alone_is_no_token_that_came_with_it(scripted: str, capsys) -> None:
+    chunk, end = {"choices": [{"text": "xy"}], "error": None}, {"prompt_tokens": 9, "completion_tokens": 5}
+    Scripted.answers = {"/v1/completions": stream_of(chunk, {"choices": [{"text": ""}], "usage": end})}
+    assert main(["bench", scripted, "--model", "m", *LEVELS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total_input_tokens"], found["total_output_tokens"], found["short"]) == (27, 15, 0)
+    assert "mean_itl_ms" not in found and "mean_tpot_ms" not in found, "all tokens came at once"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": 7},
+        {"choices": {"a": 1}},
+        {"choices": [], "usage": "lots"},
+        {"choices": [], "usage": {"completion_tokens": "five"}},
+        {"choices": [], "usage": {"completion_tokens": float("nan")}},
+        {"choices": [], "usage": {"completion_tokens": -3}},
+        {"choices": [], "usage": {"prompt_tokens": "a", "completion_tokens": 5}},
+    ],
+)
+def test_load_says_what_no_api_sends(scripted: str, capsys, event: dict) -> None:
+    Scripted.answers = {"/v1/completions": stream_of({"choices": [{"text": "x"}]}, event)}
+    assert main(["bench", scripted, "--model", "m", *LEVELS]) == 1
+    assert "streams what is no answer of OpenAI's API" in capsys.readouterr().err
+
+
+def test_half_a_letter_is_written_where_the_terminal_is_of_no_language(scripted: str, monkeypatch) -> None:
+    Scripted.answers = {"/v1/completions": stream_of({"choices": [{"text": "a\ud800b"}]})}
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="utf-8", errors="surrogateescape"))
+    assert main(["generate", scripted, "--model", "m", "--prompt", "x"]) == 0
+    assert written.getvalue() == b"a\\ud800b\n"
+
+
+def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> None:
+    class Silent(Scripted):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(0.3)  # until the client waits
+            os.kill(os.getpid(), signal.SIGINT)
+            self.rfile.read()
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert main(["chat", f"http://127.0.0.1:{server.server_port}", "--model", "m"]) == 130
+        server.shutdown()
+    gc.collect()
+    assert "_Chat._write" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [401, 200])
+def test_what_a_server_says_shows_no_key_and_moves_no_cursor(scripted: str, capsys, status: int) -> None:
+    error = {"error": {"message": "\x1b[2Jwrong key: sk-1"}}
+    Scripted.answers = {"/v1/completions": (status, *stream_of(error)[1:])}
+    if status != 200:
+        Scripted.answers = {"/v1/completions": (status, "application/json", json.dumps(error).encode())}
+    assert main(["generate", scripted, "--model", "m", "--prompt", "x", "--api-key", "sk-1"]) == 1
+    error_line = capsys.readouterr().err
+    assert "wrong key: ***" in error_line and "sk-1" not in error_line and "\x1b" not in error_line
+    Scripted.answers["/v1/models"] = (200, "application/json", b'{"data": [{"id": "\\u001b[2Jm"}]}')
+    assert main(["generate", scripted, "--prompt", "x"]) == 1
+    assert capsys.readouterr().err.startswith("kvforge: model  [2Jm\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -169,6 +245,8 @@ def test_fields_that_a_server_refuses_are_left_out_and_said(scripted: str, capsy
         ((200, "text/event-stream", b'data: {"choices": []}\n\n'), "ended its answer early"),
         ((200, "text/event-stream", b'data: {"error": {"message": "out of memory"}}\n\n'), "failed: out of memory;"),
         ((200, "text/event-stream", b'data: {"choices": [5]}\n\n'), "no answer of OpenAI's API"),
+        ((200, "text/event-stream", b'data: {"choices": 7}\n\n'), "no answer of OpenAI's API"),
+        ((200, "text/event-stream", b'data: {"choices": [{"index": 1e999}]}\n\n'), "no answer of OpenAI's API"),
     ],
 )
 def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, bytes], says: str) -> None:
@@ -176,6 +254,27 @@ def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, by
     assert main(["generate", scripted, "--model", "m", "--prompt", "x"]) == 1
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+@pytest.mark.parametrize(("status", "says"), [(200, "no answer of OpenAI's API"), (500, "answered 500 (xxx")])
+def test_an_answer_without_an_end_is_left(monkeypatch, capsys, status: int, says: str) -> None:
+    monkeypatch.setattr("kvforge.remote.server.MAX_EVENT_BYTES", 1 << 16)
+
+    class Endless(Scripted):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 4096)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["generate", url, "--model", "m", "--prompt", "x"]) == 1
+        server.shutdown()
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -188,7 +287,11 @@ def test_errors_are_a_sentence(scripted: str, capsys, answer: tuple[int, str, by
         (["bench", "URL", "--max-num-tokens", "1"], "--max-num-tokens is for an engine"),
         (["bench", "URL", "--request-rate", "1", "2", "--concurrency", "1", "2"], "give one value to one of them"),
         (["bench", "URL", "--request-rate", "0"], "give numbers above 0"),
+        (["bench", "URL", "--request-rate", "5e-324"], "give numbers above 0"),
         (["bench", "URL", "--goodput", "ttf:5"], "--goodput is of ttft"),
+        (["bench", "URL", "--seed", "-1"], "--seed is -1; give 0 or more"),
+        (["bench", "URL", "--output", "/"], "--output / cannot be written"),
+        (["bench", "URL", "--output", "x.svg", "--concurrency", "1", "2"], "x.svg is the name of the figure"),
         (["bench", "ENGINE", "--num-prompts", "5"], "--num-prompts is for the URL of a server"),
         (["generate", "ENGINE", "--model", "x", "--prompt", "x"], "--model is for the URL of a server"),
         (["generate", "URL", "--prompt", "x", "--api-key", "sec\nret"], "characters that no HTTP header may have"),

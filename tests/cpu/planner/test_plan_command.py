@@ -41,6 +41,12 @@ def plan(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+def test_formats_have_the_names_that_build_takes(capsys):
+    short = plan(capsys, "--model", "llama-3.1-8b", "--kv-dtype", "fp8_e4m3", "bf16", "--weight-dtype", "f32")
+    whole = plan(capsys, "--model", "llama-3.1-8b", "--kv-dtype", "fp8", "bfloat16", "--weight-dtype", "float32")
+    assert short == whole
+
+
 def test_table_1_as_json(capsys):
     rows = {row["name"]: row for row in plan(capsys, "--model", "llama-3.1-70b")["variants"]}
     for name, percent in {"cut 60 of 80": 75.5, "cut 40 of 80": 51.0, "cut 40 of 80, 4-way": 50.7}.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvforge.common.errors import MAX_LINE
 from kvforge.serving.processes import service_manager
 from kvforge.serving.processes.service_manager import ServiceManager
 from tests.support.serving.notify_socket import WAIT_S, listening
@@ -46,6 +47,16 @@ def test_start_life_and_end_are_told(is_abstract: bool, tmp_path: Path) -> None:
         follow(manager, WELL, FROZEN, WELL)
         manager.status("end")
         assert end.until("STATUS=end") == ["STOPPING=1", "STATUS=30 s", "WATCHDOG=1", "WATCHDOG=1", "STATUS=end"]
+
+
+def test_a_status_that_is_no_utf8_or_has_no_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(tmp_path) as end:
+        manager = ServiceManager({"NOTIFY_SOCKET": end.name})
+        manager.status("no engine in /\udcff")
+        assert end.until("STATUS=no engine in /\\udcff")
+        manager.status("x" * 1_000_000)
+        assert end.until(f"STATUS={'x' * MAX_LINE}")
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("watched", [{}, {**FED, "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}])
