@@ -59,6 +59,7 @@ NEAREST = {
     # formats
     "cache-type-k": "--kv-dtype",
     "cache-type-v": "--kv-dtype",
+    "n": "--max-tokens",
     "ctk": "--kv-dtype",
     "ctv": "--kv-dtype",
     "qformat": "--weight-dtype",
@@ -99,7 +100,7 @@ _ONE_ENGINE = "a server has one engine: start one for each replica"
 OTHERWISE = {
     **dict.fromkeys(("enable-lora", "lora-modules", "max-lora-rank", "max-loras", "lora", "lora-dir"), _LORA),
     **dict.fromkeys(("lora-plugin", "lora-scaled", "lora-target-modules"), _LORA),
-    **dict.fromkeys(("paged-kv-cache", "use-paged-context-fmha", "remove-input-padding"), _ALWAYS),
+    **dict.fromkeys(("cb", "paged-kv-cache", "use-paged-context-fmha", "remove-input-padding"), _ALWAYS),
     **dict.fromkeys((name[2:] for name in ALWAYS_ON), _ALWAYS),
     **dict.fromkeys(("ssl-keyfile", "ssl-certfile", "ssl-key-file", "ssl-cert-file"), _TLS),
     **dict.fromkeys(("model", "m", "checkpoint-dir", "engine-dir", "hf-repo", "hf"), _POSITIONAL),

@@ -26,8 +26,11 @@ class SuggestingParser(argparse.ArgumentParser):
             raise
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Leave out what a word of one dash only begins, which argparse abbreviates in any case: -n is not -np."""
+        """Leave out what a word of one dash only begins, which argparse abbreviates in any case: -n is not -np. Other
+        programs' words are whole: -ctk is not -c tk."""
         word = option_string.partition("=")[0]
+        if word.lstrip("-") in NEAREST.keys() | OTHERWISE.keys():
+            return []
         return [found for found in super()._get_option_tuples(option_string) if len(found[1]) <= len(word)]
 
     def error(self, message: str) -> NoReturn:
@@ -38,15 +41,18 @@ class SuggestingParser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            hints = (self._hint(word, getattr(parsed, "command", None)) for word in words)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, hints), '')}")
+            command = getattr(parsed, "command", None) or ""
+            hints = (self._hint(word, command) for word in words)
+            commands_of(self).get(command, self).error(
+                f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, hints), '')}"
+            )
         return parsed
 
-    def _hint(self, word: str, command: str | None) -> str:
+    def _hint(self, word: str, command: str) -> str:
         """Say what to write in place of an option that ``command`` does not have, or nothing."""
         plain = word.lstrip("-").replace("_", "-")
-        options = set(options_below(commands_of(self).get(command or "", self)))
-        if f"--{plain}" in options:
+        options = set(options_below(commands_of(self).get(command, self)))
+        if f"--{plain}" in options and word != f"-{plain}":
             return f"; did you mean --{plain}?"
         if plain in NEAREST:
             return self._says_where(NEAREST[plain], options)

@@ -107,6 +107,7 @@ class Front:
         if logger.isEnabledFor(logging.INFO):
             fields = {
                 "id": request_id,
+                "client": (scope.get("client") or ("",))[0],
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status or 499,

@@ -78,6 +78,8 @@ class Supervisor:
         self._phase = "starting"
         self._restarts: list[float] = []
         self._num_restarts = 0
+        self._engine_pid: int | None = None
+        self._num_engine_restarts = 0
         self._looked_at = time.monotonic()
 
     def run(self, announce: Callable[[TritonServer], None], draining: Callable[[], None] = lambda: None) -> None:
@@ -100,6 +102,7 @@ class Supervisor:
                     self._recover(failure)
                 elif self._companion is not None and (failure := self._companion.failure()) is not None:
                     self._replace_companion(self._companion, failure)
+                self._look_for_another_engine()
                 time.sleep(POLL_S)
             draining()
             logger.info("draining for at most %g s", self._options.drain_timeout_s)
@@ -125,6 +128,16 @@ class Supervisor:
             self._looked_at = time.monotonic()
         return True
 
+    def _look_for_another_engine(self) -> None:
+        """Say that the stub has started the engine's process again: its own log goes elsewhere, or nowhere."""
+        state = self._server.state
+        if state is None or state.engine != "ready" or state.engine_pid == self._engine_pid:
+            return
+        if self._engine_pid is not None:
+            self._num_engine_restarts += 1
+            logger.error("the engine process %d ended; process %d serves now", self._engine_pid, state.engine_pid)
+        self._engine_pid = state.engine_pid
+
     def _serving(self) -> None:
         """The start may have taken longer than LIVE_WITHIN_S: it is now that the main thread looks again."""
         self._looked_at = time.monotonic()
@@ -141,6 +154,7 @@ class Supervisor:
             started = time.monotonic()
             self._server.stop(hurry=lambda: True)
             self._count_restart(failure)
+            self._engine_pid = None  # the server's end is said already
             self._server = TritonServer(self._engine_dir, options)
             try:
                 self._server.start(self._signals.stop)
@@ -205,6 +219,7 @@ class Supervisor:
             "engine": None if state is None else state.engine,
             "active": None if state is None else state.active,
             "restarts": self._num_restarts,
+            "engine_restarts": self._num_engine_restarts,
         }
 
     def _is_live(self, state: EngineState | None) -> bool:

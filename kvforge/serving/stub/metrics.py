@@ -29,6 +29,7 @@ from kvforge.serving.stub.stats_log import stats_line
 COUNTERS_PERIOD_S = 1.0
 """Counters and histograms are many and read seldom; gauges follow the engine at once."""
 READY_FAMILY, OPEN_FAMILY = "kvforge_engine_ready", "kvforge_open_requests"
+ENDS_FAMILY = "kvforge_engine_ends_total"
 OUTCOME_FAMILY = "kvforge_requests_total"
 
 
@@ -90,6 +91,8 @@ class EngineMetrics:
         self._observed: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._ready = self._metric(READY_FAMILY, "1 while the engine process serves", False)
         self._open = self._metric(OPEN_FAMILY, "Requests that were accepted and have not ended", False)
+        self._ends = self._metric(ENDS_FAMILY, "Times that the engine process ended or stalled while serving", True)
+        self._num_ends = 0
         self._buckets: dict[str, dict[str, Metric]] = {}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -117,6 +120,11 @@ class EngineMetrics:
             for length in lengths:
                 self._observed.put((name, length))
 
+    def engine_ended(self) -> None:
+        """The engine process has ended, or was ended because it stood still."""
+        with self._lock:
+            self._num_ends += 1
+
     def set_open(self, num_open: int, engine_state: str) -> None:
         """How many requests are open, and the state of the engine process."""
         is_ready = engine_state == "ready"
@@ -136,7 +144,7 @@ class EngineMetrics:
         self._lengths.clear()
         self._buckets.clear()
         self._families.clear()
-        del self._ready, self._open
+        del self._ready, self._open, self._ends
 
     def _metric(self, family: str, help_text: str, is_counter: bool, **labels: str) -> Metric:
         kinds = self._pb.MetricFamily
@@ -168,6 +176,7 @@ class EngineMetrics:
     def _show_counters(self, stats: Stats | None) -> None:
         for outcome, counter in self._outcomes.items():
             counter.show(self._counts[outcome])
+        self._ends.show(self._num_ends)
         for _ in range(self._observed.qsize()):
             name, length = self._observed.get()
             self._lengths[name].observe(float(length))

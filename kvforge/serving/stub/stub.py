@@ -269,6 +269,7 @@ class Stub:
         self._metrics.update(stats)
 
     def on_lost(self, error: str) -> None:
+        self._metrics.engine_ended()
         for active in self._requests.all():
             self._fail(active, Failure("lost", error))
 

@@ -87,7 +87,7 @@ def test_a_dead_server_is_replaced_on_the_same_ports(supervise: Callable[..., Su
     made = supervise(
         ["dies", "a port is taken", "dies", "lives"], draining=lambda: stopped.append(FakeServer.made[-1].stopped)
     )
-    assert made.report()["restarts"] == 3
+    assert made.report()["restarts"] == 3 and made.report()["engine_restarts"] == 0
     options = FakeServer.made[-1].options
     assert (options.http_port, options.grpc_port, options.metrics_port) == (1, 2, 3)
     assert all(server.stopped for server in FakeServer.made)
@@ -232,3 +232,17 @@ def test_a_taken_health_port_is_named() -> None:
         taken.listen()
         with pytest.raises(KvforgeError, match="--health-port"):
             HealthServer("127.0.0.1", taken.getsockname()[1], dict)
+
+
+def test_another_engine_process_is_said_and_counted(supervise: Callable[..., Supervisor], caplog) -> None:
+    made = supervise(["lives"])
+    server, saw = FakeServer.made[-1], []
+    for state in (None, EngineState("ready", 7, 0, 0.0), EngineState("loading", None, 0, 0.0),
+                  EngineState("ready", 8, 0, 0.0), EngineState("ready", 8, 1, 0.0)):  # fmt: skip
+        server.state = state
+        made._look_for_another_engine()
+        saw.append(made.report()["engine_restarts"])
+    assert saw == [0, 0, 0, 1, 1]
+    assert [record.getMessage() for record in caplog.records if "engine process" in record.getMessage()] == [
+        "the engine process 7 ended; process 8 serves now"
+    ]

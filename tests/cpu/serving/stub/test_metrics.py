@@ -100,6 +100,7 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     metrics.count("refused")
     metrics.answered([7], [3, 4])
     metrics.set_open(4, "ready")
+    metrics.engine_ended()
     m = ("tensorrt_llm", "1")
     requests = "kvforge_requests_total"
     wait(lambda: triton.value(requests, m[0], "completed", m[1]) == 2)
@@ -108,7 +109,7 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     wait(lambda: [length.observed for length in lengths] == [[7.0], [3.0, 4.0]])
     assert triton.value("nv_trt_llm_request_metrics", m[0], "waiting", m[1]) == 3
     assert triton.value("nv_trt_llm_request_metrics", m[0], "context", m[1]) == 2
-    assert triton.value("kvforge_engine_ready", *m) == 1
+    assert triton.value("kvforge_engine_ready", *m) == 1 and triton.value("kvforge_engine_ends_total", *m) == 1
     assert triton.value("kvforge_open_requests", *m) == 4
     assert triton.value("kvforge_draft_acceptance", *m) == 0.5
     assert triton.value("kvforge_mean_accepted_length", *m) == 1.5
