@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvforge.commands.bench_url import OWN, add_load_options, run_load
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
-from kvforge.commands.parsers import add_command, add_threads
+from kvforge.commands.parsers import add_command, add_kv_cache, add_threads
 from kvforge.commands.url_argument import check_for_engine, is_url
 from kvforge.common.errors import KvforgeError
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -56,9 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="tokens a step at most (default: the engine's limit)",
     )
-    parser.add_argument(
-        "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
-    )
+    add_kv_cache(parser)
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )

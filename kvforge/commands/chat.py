@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import add_chat_options, opening, template_options
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
-from kvforge.commands.parsers import add_command, add_threads
+from kvforge.commands.parsers import add_command, add_kv_cache, add_threads
 from kvforge.commands.remote_answers import RemoteChat
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_url_options(parser)
     add_chat_options(parser)
     add_sampling_options(parser, max_tokens=None)
-    parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    add_kv_cache(parser)
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of the conversation at most (default: the engine's limit)"
     )

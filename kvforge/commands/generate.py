@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import NAMES, add_chat_options, opening, template_options
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
-from kvforge.commands.parsers import add_command, add_threads, display_of
+from kvforge.commands.parsers import add_command, add_kv_cache, add_threads, display_of
 from kvforge.commands.remote_answers import generate_remotely
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
@@ -58,9 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="show log-probabilities of each token and of the N most probable ones",
     )
-    parser.add_argument(
-        "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
-    )
+    add_kv_cache(parser)
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )

@@ -84,6 +84,14 @@ def add_threads(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_kv_cache(parser: argparse._ActionsContainer) -> None:
+    """Declare --kv-cache-gib."""
+    parser.add_argument(
+        "--kv-cache-gib", type=float, metavar="GIB",
+        help="memory of the KV cache (default: on a CPU a quarter of what is free, at most 4; on a GPU what is left)",
+    )  # fmt: skip
+
+
 def add_always_on(exclusive: argparse._ActionsContainer, parser: argparse._ActionsContainer) -> None:
     """Declare the switches that ask for what a server does in any case, unless that is switched off: ``exclusive`` has
     the option that does so of the first two."""

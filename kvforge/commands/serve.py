@@ -8,7 +8,7 @@ import webbrowser
 from pathlib import Path
 
 from kvforge.commands.engine_argument import add_engine_argument, engine_of
-from kvforge.commands.parsers import add_always_on, add_command, add_threads, display_of
+from kvforge.commands.parsers import add_always_on, add_command, add_kv_cache, add_threads, display_of
 from kvforge.commands.serve_doors import add_door_options, choose_doors
 from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options, is_decoupled
 from kvforge.commands.start_notes import StartNotes
@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
     parser.add_argument("--max-num-tokens", type=int, help="tokens a step at most (default: the engine's)")
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
-    parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
+    add_kv_cache(parser)
     prefixes = parser.add_mutually_exclusive_group()
     prefixes.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
     add_always_on(prefixes, parser)
