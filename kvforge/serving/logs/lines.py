@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 TRITON_LINE = re.compile(r'(?P<level>[IWEF])\d{4} [\d:.]+ \d+ (?P<source>[^\]]+)\] "?(?P<message>.*?)"?$')
-HARMLESS = "CudaDriverHelper has not been initialized"
-"""What every start without a GPU says among its errors."""
+HARMLESS = ("CudaDriverHelper has not been initialized", "Non-graceful termination detected")
+"""What every start without a GPU and every stop says of itself, as if something were wrong."""
 FAILED_MODEL = re.compile(r"failed to load '(\w+)' version \d+: [A-Z][\w ]*: (.+)")
 UNREADABLE_MODEL = re.compile(r"Poll failed for model directory '(\w+)': (.+)")
 FAILED_SERVICE = re.compile(r"failed to start (\S+) service: (.+)", re.IGNORECASE)
@@ -34,6 +34,11 @@ def as_json(line: str) -> str:
     return json.dumps(entry)
 
 
+def is_harmless(line: str) -> bool:
+    """Whether a healthy server says so, too."""
+    return any(words in line for words in HARMLESS)
+
+
 def failure_in_log(lines: list[str]) -> str | None:
     """The first cause why a server that starts will not serve all its models, as one line, or None."""
     for line in lines:
@@ -48,7 +53,7 @@ def error_in_log(lines: list[str]) -> str:
     """What went wrong in tritonserver's own words, as one line."""
     if (failure := failure_in_log(lines)) is not None:
         return failure
-    lines = [line for line in lines if HARMLESS not in line]
+    lines = [line for line in lines if not is_harmless(line)]
     errors = [line for line in lines if re.match(r"[EF]\d{4} |error:|terminate called|  what\(\):", line)]
     return (errors or lines or ["its log is empty"])[-1].strip()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from kvforge.common.errors import KvforgeError
-from kvforge.serving.logs.lines import as_json
+from kvforge.serving.logs.lines import as_json, is_harmless
 from kvforge.serving.logs.request_log import JsonFormatter, TextFormatter
 
 KEPT_LINES = 1000
@@ -63,7 +63,8 @@ class LogSink:
 
 
 class LogPump:
-    """A thread that moves lines from a pipe to a sink until the pipe's last writer has ended."""
+    """A thread that moves lines from a pipe to a sink until the pipe's last writer has ended. Harmless ones it
+    keeps, but does not write."""
 
     def __init__(self, pipe: IO[bytes], sink: LogSink) -> None:
         self._pipe = pipe
@@ -85,7 +86,8 @@ class LogPump:
             for raw in self._pipe:
                 line = raw.decode(errors="replace").rstrip("\n")
                 self._lines.append(line)
-                self._sink.write(line)
+                if not is_harmless(line):
+                    self._sink.write(line)
 
 
 class _SinkHandler(logging.Handler):
