@@ -1,5 +1,6 @@
 """What is to be served: an engine, or a checkpoint to build one from."""
 
+import re
 from pathlib import Path
 
 from kvforge.common.checkpoint_files import CONFIG, is_gguf
@@ -22,6 +23,8 @@ def names_checkpoint(name: str | Path, revision: str | None = None) -> bool:
 def check_is_there(name: str | Path) -> None:
     """Raise EngineError where a ``name`` that is none of the Hub is no path either."""
     if not Path(name).exists():
+        if re.fullmatch(r"[\w.-]+:\d+(/.*)?", str(name)):
+            raise EngineError(f"{name} is no engine; the URL of a server begins with http://: give http://{name}.")
         raise EngineError(
             f"{name} is not an engine directory (there is nothing of this name); give an engine, a checkpoint, or "
             "OWNER/NAME of a checkpoint on the Hub."

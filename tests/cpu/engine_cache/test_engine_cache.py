@@ -20,7 +20,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.engine_cache import build as cache_build
 from kvforge.engine_cache import key as cache_key
 from kvforge.engine_cache.build import CachedEngine, cached_engine
-from kvforge.engine_cache.names import names_checkpoint
+from kvforge.engine_cache.names import check_is_there, names_checkpoint
 from kvforge.engine_cache.store import list_entries, remove_all, remove_entry
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.engines import PLAIN
@@ -234,6 +234,8 @@ def test_engines_and_paths_are_not_built(engines: EngineShelf, tmp_path: Path, f
         LLM(engines.engine(PLAIN), build_options={"kv_dtype": "fp8"})
     with pytest.raises(BuildError, match="fields of BuildOptions"):
         LLM(engines.checkpoint(PLAIN), build_options={"kv_typ": "fp8"})
+    with pytest.raises(EngineError, match=r"localhost:9999 is no engine; .*: give http://localhost:9999\.$"):
+        check_is_there("localhost:9999")
     with pytest.raises(EngineError, match=r"nothing is not an engine directory .* or OWNER/NAME of a checkpoint"):
         LLM(tmp_path / "nothing")
     with pytest.raises(KvforgeError, match="key begins with ''"):
