@@ -10,7 +10,9 @@ from tests.support.deployment_examples import EXAMPLES, problems, started
 
 DOCS = EXAMPLES.parent
 BESIDE = {f"kubernetes-{name}.yaml" for name in ("gateway", "hpa", "keda", "monitoring")}
-NAMES = sorted({path.name for path in EXAMPLES.iterdir()} - BESIDE - {"alerts.yaml", "compose.yaml", "grafana.json"})
+NAMES = sorted(
+    {path.name for path in EXAMPLES.iterdir()} - BESIDE - {"alerts.yaml", "compose.yaml", "grafana.json", "nginx.conf"}
+)
 COMMAND = re.compile(r"(?:kvforge serve|kvforge-serve|kvforge\.gateway)\b((?:\\\n|[^`\n]|\n(?=\s+[-/]))*)")
 EVERYWHERE = re.compile(r"address[= ](?:0\.0\.0\.0|::)")
 

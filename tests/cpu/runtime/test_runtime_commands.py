@@ -197,12 +197,17 @@ WORKLOADS = {
 def test_bench_prints_the_peers_json_lines(engine, tmp_path: Path, capsys) -> None:
     assert main(["bench", engine, "--workloads", write(tmp_path, WORKLOADS), "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [list(line) for line in lines] == [["peer", "workload", "ttft_s", "total_s", "combined_tok_s"]] * 2
+    names = ["peer", "workload", "ttft_s", "total_s", "prompt_tok_s", "combined_tok_s"]
+    assert [list(line) for line in lines] == [[*names, "decode_tok_s", "token_ms"], names]  # the second has one token
     for line, (name, workload) in zip(lines, WORKLOADS.items(), strict=True):
         tokens = workload["requests"] * (workload["input_tokens"] + workload["output_tokens"])
         assert (line["peer"], line["workload"]) == ("kvforge", name)
         assert 0 < line["ttft_s"] <= line["total_s"]
         assert line["combined_tok_s"] == pytest.approx(tokens / line["total_s"])
+        prompted = workload["requests"] * workload["input_tokens"] / line["prompt_tok_s"]
+        assert line["ttft_s"] <= prompted <= line["total_s"]
+        if workload["output_tokens"] > 1:
+            assert line["decode_tok_s"] > 0 and 0 < line["token_ms"] <= 1e3 * line["total_s"]
 
 
 def test_bench_reports_the_median_of_several_runs_as_a_table(engine, tmp_path: Path, capsys) -> None:
