@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,6 +128,8 @@ def test_killed_processes_leave_no_shared_memory() -> None:
     region = Path("/dev/shm") / parent.stdout.readline().decode().strip()
     started = [*filter(None, [process_id(parent.pid)]), *descendants(parent.pid)]
     assert region.is_file() and len(started) == 2
+    while b"resource_tracker" not in Path(f"/proc/{started[1].pid}/cmdline").read_bytes():  # it has not begun yet
+        time.sleep(0.01)
     kill_all(started)
     parent.communicate()
     assert wait_gone(started, timeout_s=30) == [] and not region.exists()
