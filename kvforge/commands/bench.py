@@ -15,6 +15,9 @@ from kvforge.runtime.speculation.options import add_speculation_options, specula
 if TYPE_CHECKING:
     from kvforge.bench.workload import Workload
 
+_SIZES = {"input_len": 512, "output_len": 64}
+"""The lengths of prompts and answers that nobody gives."""
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
@@ -115,7 +118,7 @@ def _workloads(args: argparse.Namespace) -> "list[Workload]":
 
     given = _given_sizes(args)
     if args.workloads is not None:
-        for name in ("input_len", "output_len", "concurrency"):
+        for name in (*_SIZES, "concurrency"):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise KvforgeError(f"{flag} describes a workload, and --workloads has its own; give one of them.")
@@ -124,9 +127,6 @@ def _workloads(args: argparse.Namespace) -> "list[Workload]":
         raise KvforgeError("--only chooses from a file; add --workloads FILE, or leave it out.")
     num_input, num_output = (_SIZES | given).values()
     return [Workload(f"{num}x{num_input}+{num_output}", num, num_input, num_output) for num in args.concurrency or [1]]
-
-
-_SIZES = {"input_len": 512, "output_len": 64}
 
 
 def _given_sizes(args: argparse.Namespace) -> dict[str, int]:

@@ -148,9 +148,11 @@ def run(args: argparse.Namespace) -> int:
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
-    opened = None
+    served_name = sampling = None
     if args.openai:  # before the engine is loaded: the gateway would refuse the same, later
         opened = ServedModel.load(dataclasses.replace(gateway_options(args, doors, name), engine=engine))
+        served_name, sampling = opened.name, opened.sampling
+        del opened  # its tokenizer is the gateway's to keep
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
@@ -168,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
                 canary.start(server.http_url)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             notes.close()
-            model = "'ensemble'" if opened is None else f"{opened.name!r} (Triton's is 'ensemble')"
+            model = "'ensemble'" if served_name is None else f"{served_name!r} (Triton's is 'ensemble')"
             print(
                 f"kvforge: serving {args.engine} as model {model}, after {notes.seconds:.1f} s (Ctrl-C stops)",
                 flush=True,
@@ -182,8 +184,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"kvforge: {line}", flush=True)
             if no_gateway is not None:
                 print(f"kvforge: no OpenAI API: {no_gateway}", flush=True)
-            if opened is not None:
-                print(f"kvforge: OpenAI requests that do not say are sampled with {opened.sampling}", flush=True)
+            if sampling is not None:
+                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             if (warning := doors.warning()) is not None:
                 print(f"kvforge: warning: {warning}", flush=True)
             manager.ready()

@@ -91,7 +91,7 @@ class EngineMetrics:
         self._observed: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._ready = self._metric(READY_FAMILY, "1 while the engine process serves", False)
         self._open = self._metric(OPEN_FAMILY, "Requests that were accepted and have not ended", False)
-        self._ends = self._metric(ENDS_FAMILY, "Times that the engine process ended or stalled while serving", True)
+        self._ends = self._metric(ENDS_FAMILY, "Times that the engine process ended, or stalled and was ended", True)
         self._num_ends = 0
         self._buckets: dict[str, dict[str, Metric]] = {}
         self._counts: Counter[str] = Counter()
