@@ -217,12 +217,7 @@ class TritonServer:
                 drain(self._run_dir, self._state, self.metrics_url, self.options.drain_timeout_s, hurry, busy)
             # Nothing is open any more, and what a clean exit would release is released here: tritonserver takes
             # three seconds for one, and the whole --exit-timeout-secs after an ensemble that ended in an error.
-            started = descendants(process.pid)
-            process.kill()
-            process.wait()
-            started = [*self._stubs, *started, *processes_of(process.pid, self._server_id)]
-            kill_all(started)
-            wait_gone(started, END_TIMEOUT_S)
+            self._kill(process)
             self._stubs = {}
         if self._log is not None:
             self._log.join(LOG_TIMEOUT_S)
@@ -275,6 +270,17 @@ class TritonServer:
     def _is_whole(self, process: subprocess.Popen) -> bool:
         """True while requests can still end by themselves."""
         return process.poll() is None and bool(self._stubs) and all(stub.is_alive() for stub in self._stubs)
+
+    def _kill(self, process: subprocess.Popen) -> None:
+        """End tritonserver and all that it started, also what a stub started in its last moment."""
+        left = [*self._stubs, *descendants(process.pid)]
+        process.kill()
+        process.wait()
+        while left := [*left, *processes_of(process.pid, self._server_id)]:
+            kill_all(left)
+            if wait_gone(left, END_TIMEOUT_S):
+                return
+            left = []
 
     def _arguments(self, run_dir: Path, backends: Path | None) -> list[str]:
         arguments = [
@@ -331,7 +337,7 @@ class TritonServer:
         if cancelled():
             raise StartCancelled("the start was cancelled")
         if (status := process.poll()) is not None:
-            raise self._ended(status)
+            raise self._ended(process, status)
         self._check_log()
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
@@ -362,9 +368,14 @@ class TritonServer:
             raise did_not_start(failure)
         yield_to_engine(process.pid)
 
-    def _ended(self, status: int) -> KvforgeError:
-        """What to raise for a tritonserver that ended while it started. Raises the log's first cause."""
+    def _ended(self, process: subprocess.Popen, status: int) -> KvforgeError:
+        """What to raise for a tritonserver that ended while it started. Raises the log's first cause.
+
+        Its stubs get a moment to say why they end; the log has no end before all its writers have ended.
+        """
         if self._log is not None:
+            self._log.join(SERVER_FOLLOWS_S)
+            self._kill(process)
             self._log.join(LOG_TIMEOUT_S)
         self._check_log()
         if status >= 0:
@@ -391,7 +402,7 @@ class TritonServer:
                 error = outcome.get(timeout=0.05)
                 if isinstance(error, NoAnswerError):
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        error = self._ended(process.wait(SERVER_FOLLOWS_S))
+                        error = self._ended(process, process.wait(SERVER_FOLLOWS_S))
                 if isinstance(error, NoAnswerError):
                     raise StartBrokeOffError(f"the server did not start: {error}")
                 if error is not None and (ended := self._ended_stub()) is not None:

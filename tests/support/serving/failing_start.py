@@ -1,41 +1,38 @@
 """`kvforge serve` with a failure in one stage of its start.
 
-`python -m tests.support.serving.failing_start STAGE NOTE ENGINE OPTIONS...`: the time of the failure goes to the file
-NOTE. The engine's process is one that never is ready, so that a start which did not notice would go on for minutes; or
-the one that computes nothing, where the failure comes after it.
+`python -m tests.support.serving.failing_start STAGE ENGINE OPTIONS...`: the engine's process is one that never is
+ready, or the one that computes nothing, where the failure comes after it. Nothing is given up here: a start that ends
+has noticed the failure, and found the end of what it waits for.
 """
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 from kvforge.cli import main
 from kvforge.gateway import process as gateway_process
+from kvforge.serving.processes.facts import children, descendants
 from kvforge.serving.server import launcher
 from kvforge.serving.server.triton_install import TritonInstall
 from tests.support.serving.fake_server import fake_command
 
 NEVER_READY = [sys.executable, "-c", "import time; time.sleep(3600)"]
-SAY = "open({note!r}, 'w').write(str(time.time()))"
+GIVES_UP_AFTER = ("START_TIMEOUT_S", "READY_FOLLOWS_S", "END_TIMEOUT_S", "LOG_TIMEOUT_S")
+"""The launcher's times."""
 IN_A_MODEL = """
 
-import os, threading, time
+import os, threading
 
 _initialize = TritonPythonModel.initialize
 
-def _say():
-    {say}
-
 def _die():
-    _say()
     os.kill(os.getpid(), 9)
 
 def initialize(self, args):
@@ -44,7 +41,7 @@ def initialize(self, args):
 TritonPythonModel.initialize = initialize
 """
 DOES = {
-    "raises": "_say(); import nothing_of_this_name",
+    "raises": "import nothing_of_this_name",
     "dies": "_die()",
     "dies-later": "_initialize(self, args); threading.Timer(0.3, _die).start()",
 }
@@ -52,52 +49,42 @@ AFTER_THE_ENGINE = ("dies-later", "gateway", "port")
 """What comes once an engine is loaded, or nearly."""
 
 
-def of_models(stage: str, model: str, note: str) -> Callable[..., None]:
+def of_models(stage: str, model: str) -> Callable[..., None]:
     """`materialise`, with a model that does what the stage says."""
     materialise = launcher.materialise
 
     def spoiled(target: Path, *args: Any) -> None:
         materialise(target, *args)
         file = target / model / ("config.pbtxt" if stage == "unreadable" else "1/model.py")
-        say = SAY.format(note=note)
         if stage == "unreadable":
             file.write_text("nothing {")
-            Path(note).write_text(str(time.time()))
         else:
-            file.write_text(file.read_text() + IN_A_MODEL.format(say=say, does=DOES[stage]))
+            file.write_text(file.read_text() + IN_A_MODEL.format(does=DOES[stage]))
 
     return spoiled
 
 
-def of_the_engine(stage: str, note: str) -> list[str]:
+def of_the_engine(stage: str) -> list[str]:
     """The command of an engine process that ends while it loads."""
     end = {"exits": "os._exit(7)", "killed": "os.kill(os.getpid(), 9)"}[stage]
-    return [sys.executable, "-c", f"import os, time; {SAY.format(note=note)}; {end}"]
+    return [sys.executable, "-c", f"import os; {end}"]
 
 
-def of_the_server(signum: int, note: str) -> None:
-    """From now on tritonservers are ended soon after they have started."""
+def of_the_server(signum: int) -> None:
+    """From now on tritonservers are ended as soon as they have an engine's process, which has their log open."""
 
-    def children() -> Iterator[int]:
-        for name in Path(f"/proc/{os.getpid()}/task").iterdir():
-            with contextlib.suppress(OSError):  # a thread that has ended
-                yield from map(int, (name / "children").read_text().split())
-
-    def end_each(ended: set[int]) -> None:
+    def end_each() -> None:
         while True:
             time.sleep(0.05)
-            for pid in children():
-                with contextlib.suppress(OSError):  # a process that has ended
-                    if pid not in ended and b"--model-repository" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        time.sleep(0.3)
-                        Path(note).write_text(str(time.time()))
-                        os.kill(pid, signum)
-                        ended.add(pid)
+            for child in children(os.getpid()):
+                words = [Path(f"/proc/{child.pid}/cmdline").read_bytes() for child in descendants(child.pid)]
+                if any(NEVER_READY[-1].encode() in line for line in words):
+                    os.kill(child.pid, signum)
 
-    threading.Thread(target=end_each, args=(set(),), daemon=True).start()
+    threading.Thread(target=end_each, daemon=True).start()
 
 
-def of_a_port(stage: str, name: str, note: str) -> Callable[..., dict[str, int]]:
+def of_a_port(stage: str, name: str) -> Callable[..., dict[str, int]]:
     """`choose_ports`, after which another process has the port: one that answers everything, or listens and is silent.
 
     This process is another than tritonserver, too.
@@ -121,33 +108,34 @@ def of_a_port(stage: str, name: str, note: str) -> Callable[..., dict[str, int]]
                 threading.Thread(target=held[0].serve_forever, daemon=True).start()
             else:
                 held.append(socket.create_server(("127.0.0.1", ports[name])))
-            Path(note).write_text(str(time.time()))
         return ports
 
     return chosen
 
 
-def prepare(stage: str, note: str) -> None:
+def prepare(stage: str) -> None:
     """`stage` is KIND or KIND:WHAT."""
+    for name in GIVES_UP_AFTER:
+        setattr(launcher, name, 3600.0)
     kind, _, what = stage.partition(":")
     command = NEVER_READY
     if kind in (*DOES, "unreadable"):
-        launcher.materialise = of_models(kind, what, note)
+        launcher.materialise = of_models(kind, what)
     elif kind == "engine":
-        command = ["/nowhere"] if what == "absent" else of_the_engine(what, note)
+        command = ["/nowhere"] if what == "absent" else of_the_engine(what)
     elif kind == "server" and what == "exits":
         launcher.find_triton = lambda: TritonInstall(Path("/bin/false"))
     elif kind == "server":
-        of_the_server(signal.Signals[what], note)
+        of_the_server(signal.Signals[what])
     elif kind == "gateway":
         end = {"exits": "sys.exit('kvforge: no room')", "killed": "os.kill(os.getpid(), 9)"}[what]
-        program = f"import os, sys, time; {SAY.format(note=note)}; {end}"
+        program = f"import os, sys; {end}"
         gateway_process.gateway_command = lambda options: [sys.executable, "-c", program]
     elif kind == "port":
-        launcher.choose_ports = of_a_port(*what.split("-"), note)
+        launcher.choose_ports = of_a_port(*what.split("-"))
     launcher.engine_command = fake_command if kind in AFTER_THE_ENGINE else lambda *args: command
 
 
 if __name__ == "__main__":
-    prepare(*sys.argv[1:3])
-    sys.exit(main(["serve", *sys.argv[3:]]))
+    prepare(sys.argv[1])
+    sys.exit(main(["serve", *sys.argv[2:]]))
