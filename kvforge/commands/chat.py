@@ -170,4 +170,4 @@ def _piped_lines() -> Iterator[str]:
         for line in sys.stdin:
             yield line.strip()
     except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None
+        raise RequestError(f"standard input is not UTF-8 text ({error.reason})", "give UTF-8 text") from None

@@ -32,9 +32,9 @@ def template_options(args: argparse.Namespace) -> dict[str, Any]:
         try:
             options["chat_template_kwargs"] = json.loads(args.chat_template_kwargs)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"--chat-template-kwargs is no JSON ({first_line(error)}); give an object.") from None
+            raise RequestError(f"--chat-template-kwargs is no JSON ({first_line(error)})", "give an object") from None
         if not isinstance(options["chat_template_kwargs"], dict):
-            raise RequestError("--chat-template-kwargs is no JSON object; give one, such as {}.")
+            raise RequestError("--chat-template-kwargs is no JSON object", "give one, such as {}")
     return options
 
 

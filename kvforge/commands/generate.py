@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     chat = None if args.chat and is_url(args.engine) else _chat_options(args)
     if is_url(args.engine):
         if args.logprobs is not None and not args.json:
-            raise RequestError("--logprobs of a server is written by --json; add that, or leave it out.")
+            raise RequestError("--logprobs of a server is written by --json", "add that, or leave it out")
         return generate_remotely(args, _guide(args), _read_input)
     from kvforge.runtime import LLM, SamplingParams
 
@@ -114,7 +114,7 @@ def _chat_options(args: argparse.Namespace) -> dict[str, Any] | None:
         return template_options(args)
     for name in NAMES:
         if getattr(args, name) is not None:
-            raise RequestError(f"--{name.replace('_', '-')} is for conversations; add --chat, or leave it out.")
+            raise RequestError(f"--{name.replace('_', '-')} is for conversations", "add --chat, or leave it out")
     return None
 
 
@@ -136,7 +136,7 @@ def _guide(args: argparse.Namespace) -> "GuidedDecoding | None":
     try:
         guide = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read ({first_line(error)}); give a text file.") from None
+        raise RequestError(f"{path} cannot be read ({first_line(error)})", "give a text file") from None
     return GuidedDecoding("ebnf_grammar" if args.grammar else "json_schema", guide)
 
 
@@ -146,7 +146,7 @@ def _read_input() -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None
+        raise RequestError(f"standard input is not UTF-8 text ({error.reason})", "give UTF-8 text") from None
 
 
 def _print_logprobs(llm: "LLM", results: "Sequence[RequestOutput]", labels: Sequence[str]) -> None:

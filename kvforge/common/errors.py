@@ -1,5 +1,7 @@
 """Errors a user can act on: each message is one sentence that says what to do."""
 
+from kvforge.common.refusals import Refusal
+
 
 class KvforgeError(Exception):
     """Base of all errors raised at a boundary; the CLI prints the message and exits with 1."""
@@ -44,7 +46,27 @@ class BuildError(KvforgeError):
 
 
 class RequestError(KvforgeError):
-    """A request cannot be served as asked; nothing of it is kept."""
+    """A request cannot be served as asked; nothing of it is kept. The arguments are those of a Refusal."""
+
+    def __init__(
+        self, reason: str, remedy: str = "", *, field: str | None = None, code: str | None = None, operator: str = ""
+    ) -> None:
+        self.refusal = Refusal(reason, remedy, field, code, operator)
+        super().__init__(str(self.refusal))
+
+    @classmethod
+    def of(cls, refusal: Refusal) -> "RequestError":
+        """The error that says this."""
+        return RequestError(
+            refusal.reason, refusal.remedy, field=refusal.field, code=refusal.code, operator=refusal.operator
+        )
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Why a request cannot be served, by an error that it came to."""
+    if isinstance(error, RequestError):
+        return error.refusal
+    return Refusal(str(error).rstrip(".") if isinstance(error, KvforgeError) else f"{type(error).__name__}: {error}")
 
 
 class MissingToolError(KvforgeError):

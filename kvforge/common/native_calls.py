@@ -18,14 +18,14 @@ def is_panic(error: BaseException | None) -> bool:
 
 
 class panics_as:
-    """``with panics_as(RequestError, "the text cannot be tokenized; send another one."):`` raises that error instead of
+    """``with panics_as(RequestError, "the text cannot be tokenized", "send another one"):`` raises that error instead of
     a panic. All other errors pass. The panic's own text, which may name files, goes to the process's stderr alone."""
 
-    __slots__ = ("_error", "_sentence")
+    __slots__ = ("_error", "_words")
 
-    def __init__(self, error: type[KvforgeError], sentence: str) -> None:
+    def __init__(self, error: type[KvforgeError], *words: str) -> None:
         self._error = error
-        self._sentence = sentence
+        self._words = words
 
     def __enter__(self) -> None:
         return None
@@ -34,4 +34,4 @@ class panics_as:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and is_panic(error):
-            raise self._error(self._sentence) from None
+            raise self._error(*self._words) from None

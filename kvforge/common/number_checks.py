@@ -31,14 +31,16 @@ def check_integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         is_below = isinstance(value, int) and value < low
         bound = f"of at least {low}" if high >= 2**31 - 1 and is_below else f"from {low} to {high}"
-        raise RequestError(f"{name} is {shown(value)}; give a whole number {bound}.")
+        raise RequestError(f"is {shown(value)}", f"give a whole number {bound}", field=name)
 
 
 def check_number(name: str, value: Any, low: float, high: float, open_low: bool) -> None:
     """Raise RequestError unless ``value`` is a number in [low, high], or (low, high] with ``open_low``."""
     if not is_number(value) or not low <= value <= high or (open_low and value == low):
         above = "above" if open_low else "of at least"
-        raise RequestError(f"{name} is {shown(value)}; give a finite number {above} {low:g} and at most {high:g}.")
+        raise RequestError(
+            f"is {shown(value)}", f"give a finite number {above} {low:g} and at most {high:g}", field=name
+        )
 
 
 def check_sampling(values: Mapping[str, Any]) -> None:

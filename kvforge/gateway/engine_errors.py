@@ -4,46 +4,26 @@ from collections.abc import Mapping
 
 import grpc
 
-from kvforge.gateway.engine_words import GUIDE, refusal
+from kvforge.common.refusals import Refusal
 from kvforge.gateway.errors import ApiError
-from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT
-from kvforge.serving.contract.failures import SHUTTING_DOWN
+from kvforge.gateway.refusals import api_error
 
 _FAILED = "the inference server failed; its log says why"
 _NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available versions", "Server exiting", "stopping")
 """The model is missing or unloaded, its process ended, the server goes down."""
 
 
-def from_outcome(outcome: str, message: str, names: Mapping[str, str]) -> ApiError:
-    """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures); `names` are those of fields,
-    see kvforge.gateway.engine_words."""
-    if outcome == "refused":
-        return refusal(message, names)
-    if outcome == "unavailable" and "queue is full" in message:
-        return ApiError(
-            429, "too many requests wait for the model; send the request again later", code="queue_full", detail=message
-        )
-    if outcome == "unavailable" and "jobs wait for a worker" in message:
-        return ApiError(
-            429, "too many new forms wait to be checked; send the request again later", code="queue_full",
-            detail=message,
-        )  # fmt: skip
-    if "guided decoding gave up" in message:
-        field = names.get(GUIDE)
-        what = "the form that the request" if field is None else f"the form that '{field}'"
-        return ApiError(400, f"{what} asks for became too complex to keep to; simplify it", field, "guide_gave_up",
-                        message)  # fmt: skip
-    if NO_TOKEN_LEFT in message:
-        field = names.get(GUIDE) or "logit_bias"
-        return ApiError(400, f"'{field}' leaves no token to generate at some place of the text; relax it", field,
-                        "no_token_left", message)  # fmt: skip
-    if message == SHUTTING_DOWN.message:
-        return ApiError(503, message, code="engine_unavailable")
+def from_outcome(outcome: str, message: str, refusal: Refusal | None, names: Mapping[str, str]) -> ApiError:
+    """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures); `names` are what the request
+    calls fields, see kvforge.gateway.refusals."""
+    if refusal is not None and (outcome == "refused" or refusal.code is not None):
+        return api_error(refusal, names, message)
     status, code, words = _OUTCOMES.get(outcome, (500, None, _FAILED))
     return ApiError(status, words, code=code, detail=message)
 
 
 _OUTCOMES: dict[str, tuple[int, str | None, str]] = {
+    "refused": (400, None, "the request cannot be served as asked; change it"),
     "unavailable": (503, "engine_unavailable", "the model cannot take requests at the moment; try again later"),
     "lost": (503, "engine_unavailable", "the engine that worked on this request has ended; try again"),
     "deadline": (504, "deadline_exceeded", "the request's deadline has passed; ask for fewer tokens"),

@@ -1,9 +1,7 @@
 """Errors as OpenAI's clients expect them: a status and {"error": {"message", "type", "param", "code"}}."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from kvforge.common.errors import RequestError
 
 MAX_MESSAGE = 600
 RETRY_AFTER_S = 1
@@ -23,10 +21,16 @@ _TYPES = {
 
 class ApiError(Exception):
     """An answer that is an error. `param` names the field of the request, `code` is for programs, `detail` is for the
-    log only."""
+    log only. `what` is the message without the field's name, where it begins with that."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, detail: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        detail: str | None = None,
+        what: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -34,6 +38,13 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.detail = detail
+        self.what = what
+
+    def renamed(self, param: str, called: str, named: Callable[[str], str] = str) -> "ApiError":
+        """The same of a field that the client knows as `param`, and that the message calls `called`; `named` puts the
+        client's names into the rest of the message."""
+        message = named(self.message) if self.what is None else f"{called} {named(self.what)}"
+        return ApiError(self.status, message, param, self.code, self.detail, self.what)
 
     @property
     def logged(self) -> str:
@@ -57,17 +68,6 @@ def too_deep() -> ApiError:
     return ApiError(400, "the request is nested too deeply; flatten it")
 
 
-def bad_field(param: str, what: str, code: str | None = None) -> ApiError:
+def bad_field(param: str, what: str, code: str | None = None, detail: str | None = None) -> ApiError:
     """A field that cannot be used; `what` follows its name."""
-    return ApiError(400, f"'{param}' {what}", param, code)
-
-
-def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
-    """A refusal of kvforge.runtime as a 400; its first word is the parameter, called as in `names` by clients."""
-    message = str(error)
-    for own, other in names.items():
-        if own != other:
-            message = message.replace(own, other)
-    word = message.split(" ", 1)[0]
-    name = word if word in names.values() else None
-    return ApiError(400, message if name is None else f"'{name}'{message[len(word) :]}", name)
+    return ApiError(400, f"'{param}' {what}", param, code, detail, what)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.engine_words import GUIDE
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.left_header import left_header, left_tools_header
 from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.reasoning_tokens import reasoning_tokens
+from kvforge.gateway.refusals import GUIDE
 from kvforge.gateway.tensors import ResponseTokens, infer_request
 from kvforge.gateway.triton import Triton
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs

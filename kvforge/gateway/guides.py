@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.gateway.request_fields import refuse_others
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
@@ -31,7 +31,7 @@ def guided_decoding(fields: dict[str, Any]) -> GuidedDecoding | None:
             try:
                 guides += _guides_of(name, fields[name])
             except RequestError as error:
-                raise guide_refusal(str(error), name) from None
+                raise api_error(error.refusal, {GUIDE: name}) from None
     found = [guide for guide in guides if guide is not None]
     if len(found) > 1:
         raise ApiError(400, "the request asks for several forms of text; choose one", "structured_outputs")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import PROMPT
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
+from kvforge.gateway.refusals import api_error
 from kvforge.gateway.request_fields import Fields, flag
-from kvforge.gateway.sampling import beyond_context, check_length
+from kvforge.gateway.sampling import check_length
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import (
     FieldError,
@@ -87,9 +89,9 @@ def chat_text(
             same_id if model.tool_format is None else model.tool_format.template_ids(),
         )
     except TemplateRefusal as error:
-        raise ApiError(400, error.what, error.field) from None
+        raise ApiError(400, error.sentence, "messages") from None
     except FieldError as error:
-        raise bad_field(error.field, error.what) from None
+        raise api_error(error.refusal) from None
 
 
 def template_arguments(
@@ -112,10 +114,7 @@ def encode(model: ServedModel, text: str, special: bool, param: str, fits: bool 
     try:
         ids = model.text_limits.encode(text, special, fits)
     except RequestError as error:
-        amount, _, _ = str(error).partition(", but")
-        if amount.startswith("the prompt has"):
-            raise beyond_context(amount, model.max_seq_len, param) from None
-        raise ApiError(400, str(error), param) from None
+        raise api_error(error.refusal, {PROMPT: param}) from None
     if fits and not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

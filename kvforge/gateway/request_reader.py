@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.native_calls import is_panic
+from kvforge.common.refusals import PROMPT
 from kvforge.gateway.endpoints import Endpoint
-from kvforge.gateway.engine_words import GUIDE, LENGTH, OF_PROMPT, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
@@ -22,6 +22,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
 from kvforge.gateway.prompts import chat_text, completion_prompts, encode, json_texts
+from kvforge.gateway.refusals import GUIDE, LENGTH, OF_PROMPT
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, integer, screen, stream_options
 from kvforge.gateway.responses_request import in_response_words, read_response_request

@@ -100,16 +100,18 @@ def read_response_request(body: dict[str, Any], max_text: int, defaults: Mapping
 
 def in_response_words(error: ApiError) -> ApiError:
     """A refusal of the chat in the names of this endpoint's fields."""
-    message, param = error.message, error.param
-    for own, other in _NAMES:
-        message = message.replace(own, other)
-        param = None if param is None else param.replace(own, other)
-    if param is not None and param.startswith("input["):
-        message = message.replace(f"'{param}'", "an entry of 'input'")
-        param = "input"
-    if param is not None and ".function." in param:
-        message, param = (text.replace(".function.", ".") for text in (message, param))
-    return ApiError(error.status, message, param, error.code, error.detail)
+
+    def named(text: str) -> str:
+        for own, other in _NAMES:
+            text = text.replace(own, other)
+        return text
+
+    if error.param is None:
+        return error
+    param = named(error.param).replace(".function.", ".")
+    if param.startswith("input["):
+        return error.renamed("input", "an entry of 'input'", named)
+    return error.renamed(param, f"'{param}'", named)
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.errors import ApiError, bad_field, from_request_error
+from kvforge.common.refusals import PROMPT
+from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.refusals import LENGTH, api_error
 from kvforge.gateway.request_fields import SAMPLING, flag, integer
+from kvforge.runtime.requests.checks import check_prompt_length
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.params import SamplingParams
 
@@ -15,7 +18,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
 MAX_STOP_CHARACTERS = 1 << 14
 """Of all stop strings together."""
-_NAMES = {name: name for name in SAMPLING | {"max_tokens"}}
 
 
 def sampling_params(
@@ -55,7 +57,7 @@ def sampling_params(
             guided_decoding=guide,
         )
     except RequestError as error:
-        raise from_request_error(error, {**_NAMES, "max_tokens": max_field}) from None
+        raise api_error(error.refusal, {LENGTH: max_field}) from None
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         if any(token >= vocab_size for token in ids):
             raise bad_field(name, f"names ids that are none of the model's, 0 to {vocab_size - 1}")
@@ -77,8 +79,10 @@ def candidates(fields: dict[str, Any], max_n: int) -> tuple[int, int]:
 
 def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str, max_field: str = "max_tokens") -> None:
     """Raise ApiError where prompt and generated tokens do not fit a sequence."""
-    if num_prompt + 1 > max_seq_len:
-        raise beyond_context(f"the prompt has {num_prompt} tokens", max_seq_len, param)
+    try:
+        check_prompt_length(num_prompt, max_seq_len)
+    except RequestError as error:
+        raise api_error(error.refusal, {PROMPT: param}) from None
     if num_prompt + max_tokens > max_seq_len:
         raise ApiError(
             400,
@@ -87,14 +91,3 @@ def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str,
             param,
             "context_length_exceeded",
         )
-
-
-def beyond_context(amount: str, max_seq_len: int, param: str) -> ApiError:
-    """The refusal of a prompt that is too long by itself; `amount` says how long."""
-    return ApiError(
-        400,
-        f"{amount}, but the model's context is {max_seq_len} tokens, of which at least one is generated; shorten the "
-        "prompt",
-        param,
-        "context_length_exceeded",
-    )

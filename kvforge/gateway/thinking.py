@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import bad_field
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import Thinking
+from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.gateway.request_fields import Fields, integer
 from kvforge.gateway.sampling import MAX_TOKENS
 from kvforge.gateway.tool_formats import formats
@@ -94,4 +94,4 @@ def _behind(reasoning: ReasoningForm, guide: ToolGuide, field: str) -> ToolGuide
     try:
         return replace(guide, guide=after_reasoning(reasoning, guide.guide))
     except RequestError as error:
-        raise guide_refusal(str(error), field) from None
+        raise api_error(error.refusal, {GUIDE: field}) from None

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import bad_field
 from kvforge.gateway.functions import Function
+from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.gateway.schema_relaxing import ALL, ANY_OBJECT, relaxed
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
@@ -49,7 +49,7 @@ def guides_of_tools(
         except RequestError as error:
             largest = max(filter(_can_be_looser, kept), key=lambda entry: len(str(entry.parameters)), default=None)
             if largest is None:
-                raise guide_refusal(str(error), refused_field(functions)) from None
+                raise api_error(error.refusal, {GUIDE: refused_field(functions)}) from None
             kept[kept.index(largest)] = _any_call(largest, left)
     loose = [_any_call(entry, left) if _can_be_looser(entry) else entry for entry in kept]
     return first, None if loose == kept else ToolGuide(make(loose), left)

@@ -104,7 +104,7 @@ class AsyncLLM:
         thread = self._running()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
-            raise RequestError("sampling_params are not SamplingParams; give one for each request.")
+            raise RequestError("sampling_params are not SamplingParams", "give one for each request")
         ids = await self._encode(prompt)
         guide = await self._guide(params)
         request = self._admit(request_id, prompt, ids, params)
@@ -171,7 +171,7 @@ class AsyncLLM:
         engine_id = f"async-{next(self._ids)}"
         request_id = engine_id if request_id is None else request_id
         if request_id in self._by_request_id:
-            raise RequestError(f"request id {request_id!r} is in use; give another.")
+            raise RequestError(f"request id {request_id!r} is in use", "give another")
         request = _Open(engine_id, GrowingOutput(request_id, prompt, ids, params, self.tokenizer))
         self._open[engine_id] = self._by_request_id[request_id] = request
         return request

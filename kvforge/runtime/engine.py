@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from kvforge.common.errors import EngineError, RequestError, let_end
+from kvforge.common.errors import EngineError, RequestError, let_end, refusal_of
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.common.hardware import available_memory_bytes
+from kvforge.common.refusals import Refusal
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request, new_request
 from kvforge.runtime.config import resolve_config
@@ -136,7 +137,7 @@ class LLMEngine:
             RequestError: it can never be served as asked; nothing of it is kept.
         """
         if request_id in self.requests:
-            raise RequestError(f"request id {request_id!r} is in use; give another.")
+            raise RequestError(f"request id {request_id!r} is in use", "give another")
         checked = check_request(prompt_token_ids, params, self.config, self.tokenizer)
         if guide is None and params.guided_decoding is not None:
             guide = self.guides.compile(params.guided_decoding)
@@ -206,8 +207,7 @@ class LLMEngine:
         let_end(error)
         logger.error("a step failed", exc_info=error)
         self.statistics.num_failed_steps += 1
-        message = f"{type(error).__name__}: {error}"
-        return [self._finish(sequence, "error", message) for sequence in plan.affected]
+        return [self._finish(sequence, "error", refusal_of(error)) for sequence in plan.affected]
 
     def _report(self, plan: Schedule, logits: torch.Tensor, sampled: SampledTokens) -> list[SequenceOutput]:
         """Give the survivors their tokens and those that follow right drafts."""
@@ -283,9 +283,9 @@ class LLMEngine:
             self.scheduler.append([sequences[row] for row in rows], [tokens[row] for row in rows])
         else:
             self.scheduler.append(sequences, tokens)
-        for row, message in errors.items():
-            logger.error("request %s: %s", sequences[row].request_id, message)
-            outputs[sequences[row]] = self._finish(sequences[row], "error", message, outputs.get(sequences[row]))
+        for row, refusal in errors.items():
+            logger.error("request %s: %s", sequences[row].request_id, refusal)
+            outputs[sequences[row]] = self._finish(sequences[row], "error", refusal, outputs.get(sequences[row]))
         for row in rows:
             sequence, token = sequences[row], tokens[row]
             output = outputs.get(sequence)
@@ -302,26 +302,34 @@ class LLMEngine:
                 output.logits = [*(output.logits or ()), logits[row]]
             if sequence.stopper is None and token not in sequence.stop_ids and sequence.length < sequence.max_length:
                 continue
+            detail: StopReason | Refusal
             try:
                 reason, detail = end_of(sequence, token, self.config.eos_token_ids)
             except RequestError as error:
-                reason, detail = "error", str(error)
+                reason, detail = "error", error.refusal
             except BaseException as error:
                 let_end(error)
                 logger.exception("looking for a stop string failed")
-                reason, detail = "error", f"{type(error).__name__}: {error}"
+                reason, detail = "error", refusal_of(error)
             if reason:
                 self._finish(sequence, reason, detail, output)
 
     def _finish(
-        self, sequence: Sequence, reason: FinishReason, detail: StopReason, output: SequenceOutput | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        detail: StopReason | Refusal,
+        output: SequenceOutput | None = None,
     ) -> SequenceOutput:
         self._end(sequence, reason)
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
         output = output or SequenceOutput(sequence.request_id, sequence.index, [], metrics=request.metrics)
-        output.finished, output.finish_reason, output.stop_reason = True, reason, detail
+        output.finished, output.finish_reason = True, reason
+        if isinstance(detail, Refusal):
+            output.refusal, detail = detail, detail.words
+        output.stop_reason = detail
         return output
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

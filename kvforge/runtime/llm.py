@@ -125,11 +125,11 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
         if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
-            raise RequestError("sampling_params are not SamplingParams; give one for all or a list of them.")
+            raise RequestError("sampling_params are not SamplingParams", "give one for all or a list of them")
         if len(sampling_params) != len(prompts):
             raise RequestError(
-                f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
-                "params; give one for all or one for each."
+                f"there are {len(prompts)} prompts and {len(sampling_params)} sampling params",
+                "give one for all or one for each",
             )
         requests: dict[str, GrowingOutput] = {}
         try:
@@ -148,7 +148,7 @@ class LLM:
         num_iterations = self.engine.num_iterations
         outputs = [output for output in self.engine.step() if output.request_id in requests]
         if not outputs and self.engine.num_iterations == num_iterations:
-            raise RequestError("an open iterator of scored logits holds the engine's pages; close it first.")
+            raise RequestError("an open iterator of scored logits holds the engine's pages", "close it first")
         for output in outputs:
             requests[output.request_id].add(output)
         return outputs

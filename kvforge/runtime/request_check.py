@@ -9,8 +9,10 @@ import numpy as np
 
 from kvforge.common.errors import RequestError
 from kvforge.common.number_checks import shown
+from kvforge.common.refusals import PROMPT, UNKNOWN_TOKEN
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.checks import check_prompt_length
+from kvforge.runtime.requests.guided_decoding import guide_error
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.tokenizer import Tokenizer
 
@@ -22,7 +24,7 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
         RequestError: empty, too long, or not token ids of this model.
     """
     if isinstance(token_ids, str):
-        raise RequestError("prompt_token_ids is text; encode it with the engine's tokenizer or use LLM.")
+        raise RequestError("is text", "encode it with the engine's tokenizer or use LLM", field=PROMPT)
     if hasattr(token_ids, "__len__"):
         check_prompt_length(len(token_ids), config.max_seq_len)
     try:
@@ -30,14 +32,16 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
     except (ValueError, TypeError):
         ids = np.empty(0, dtype=object)
     if ids.size == 0:
-        raise RequestError("the prompt is empty; give at least one token.")
+        raise RequestError("is empty", "give at least one token", field=PROMPT)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
+        raise RequestError("is not a flat list of whole numbers", "give token ids", field=PROMPT)
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:
         raise RequestError(
-            f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 "
-            f"to {config.vocab_size - 1}; use the engine's tokenizer."
+            f"holds token id {low if low < 0 else high}, but the model's ids are 0 to {config.vocab_size - 1}",
+            "use the engine's tokenizer",
+            field=PROMPT,
+            code=UNKNOWN_TOKEN,
         )
     return ids.astype(np.int32)
 
@@ -53,15 +57,19 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
     num_pages, num_state_pages = config.pages_needed(num_prompt_tokens, length - 1)
     if num_state_pages > config.num_state_pages:
         raise RequestError(
-            f"the prompt of {num_prompt_tokens} tokens needs {num_state_pages} pages of the KV policy's own, but the "
-            f"engine has {config.num_state_pages}; shorten it or raise the KV cache size."
+            f"of {num_prompt_tokens} tokens needs {num_state_pages} pages of the KV policy's own, but the engine has "
+            f"{config.num_state_pages}",
+            "shorten it",
+            field=PROMPT,
+            operator="raise the KV cache size",
         )
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1
         raise RequestError(
             f"the request may grow to {length} tokens and need {num_pages} pages, but the "
-            f"engine has {config.num_pages} ({fits} tokens); lower max_tokens or raise the "
-            "KV cache size."
+            f"engine has {config.num_pages} ({fits} tokens)",
+            "lower {max_tokens}",
+            operator="raise the KV cache size",
         )
     return length
 
@@ -79,7 +87,7 @@ def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
     ends = frozenset(params.stop_token_ids) | frozenset(t for t in config.eos_token_ids if t < config.vocab_size)
     if not ends:
-        raise RequestError("guided_decoding needs an end-of-text token and this engine has none; give stop_token_ids.")
+        raise guide_error("needs an end-of-text token and this engine has none", "give {stop_token_ids}")
     return ends
 
 
@@ -92,7 +100,7 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
     words = dict.fromkeys(map(tuple, params.bad_words_ids))
     for text in params.bad_words:
         if tokenizer is None:
-            raise RequestError("bad_words needs a tokenizer and this engine has none; give bad_words_ids.")
+            raise RequestError("needs a tokenizer and this engine has none", "give {bad_words_ids}", field="bad_words")
         for variant in (text, " " + text.lstrip()):
             words[tuple(tokenizer.encode(variant, add_special_tokens=False))] = None
     words.pop((), None)
@@ -100,7 +108,7 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
     forbidden = {word[0] for word in words if len(word) == 1}
     forbidden.update(token for token, bias in (params.logit_bias or {}).items() if bias == -math.inf)
     if len(forbidden) >= config.vocab_size:
-        raise RequestError("bad_words and logit_bias forbid every token of the model; leave at least one.")
+        raise RequestError("and logit_bias forbid every token of the model", "leave at least one", field="bad_words")
     return list(words)
 
 
@@ -111,15 +119,17 @@ def check_token_ids(params: SamplingParams, config: RuntimeConfig) -> None:
     maximum = config.max_num_survivors - 1
     if len(params.draft_token_ids) > maximum:
         raise RequestError(
-            f"draft_token_ids has {len(params.draft_token_ids)} tokens, but a step of this engine verifies at most "
-            f"{maximum}; give fewer or rebuild with a larger --max-draft-len."
+            f"has {len(params.draft_token_ids)} tokens, but a step of this engine verifies at most {maximum}",
+            "give fewer",
+            field="draft_token_ids",
+            operator="rebuild with a larger --max-draft-len",
         )
 
 
 def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
     """Raise RequestError if stop strings cannot be found for lack of a tokenizer."""
     if params.stop and tokenizer is None:
-        raise RequestError("stop needs a tokenizer and this engine has none; give stop_words_ids.")
+        raise RequestError("needs a tokenizer and this engine has none", "give {stop_words_ids}", field="stop")
 
 
 def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config: RuntimeConfig) -> None:
@@ -129,7 +139,9 @@ def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config
         return
     if params.prompt_logprobs > config.vocab_size:
         raise RequestError(
-            f"prompt_logprobs is {params.prompt_logprobs}, but the model has {config.vocab_size} tokens; lower it."
+            f"is {params.prompt_logprobs}, but the model has {config.vocab_size} tokens",
+            "lower it",
+            field="prompt_logprobs",
         )
     reason = None
     change = config.kv_policy.next_transition(num_prompt_tokens, 0)
@@ -140,7 +152,9 @@ def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config
     elif change is not None and change < num_prompt_tokens - 1:
         reason = f"the KV policy {config.kv_policy} changes the cache before the prompt's end"
     if reason is not None:
-        raise RequestError(f"prompt_logprobs cannot be given, because {reason}; use an engine without it.")
+        raise RequestError(
+            f"cannot be given, because {reason}", field="prompt_logprobs", operator="use an engine without it"
+        )
 
 
 def _check_words(name: str, words: Collection[SequenceOf[int]], config: RuntimeConfig) -> None:
@@ -148,7 +162,9 @@ def _check_words(name: str, words: Collection[SequenceOf[int]], config: RuntimeC
     longest = max(map(len, words), default=0)
     if longest > config.max_seq_len:
         raise RequestError(
-            f"{name} holds a word of {longest} tokens, but a sequence has at most {config.max_seq_len}; leave it out."
+            f"holds a word of {longest} tokens, but a sequence has at most {config.max_seq_len}",
+            "leave it out",
+            field=name,
         )
 
 
@@ -156,6 +172,7 @@ def _check_ids(name: str, ids: SequenceOf[int], config: RuntimeConfig) -> None:
     largest = max(ids, default=0)
     if largest >= config.vocab_size:
         raise RequestError(
-            f"{name} holds token id {shown(largest)}, but the model's ids are 0 to {config.vocab_size - 1}; use the "
-            "engine's tokenizer."
+            f"holds token id {shown(largest)}, but the model's ids are 0 to {config.vocab_size - 1}",
+            "use the engine's tokenizer",
+            field=name,
         )

@@ -41,17 +41,15 @@ class FieldError(RequestError):
     """A part of a conversation that cannot be used: ``field`` is its name, ``what`` follows it in the sentence."""
 
     def __init__(self, field: str, what: str) -> None:
-        super().__init__(f"{field} {what}.")
-        self.field = field
-        self.what = what
+        super().__init__(what, field=field)
 
 
 class TemplateRefusal(FieldError):
-    """The template refuses the conversation; ``what`` is the whole sentence as the template's error has it."""
+    """The template refuses the conversation; ``sentence`` is the template's own."""
 
     def __init__(self, sentence: str) -> None:
-        RequestError.__init__(self, sentence.rstrip(".") + ".")
-        self.field, self.what = "messages", sentence
+        RequestError.__init__(self, sentence.rstrip("."))
+        self.sentence = sentence
 
 
 TemplateId = Callable[[str, str | None], str]
@@ -174,7 +172,7 @@ def _message(name: str, entry: Any, template_id: TemplateId) -> dict[str, Any]:
     try:
         thought = past_reasoning(entry)
     except ReasoningError as error:
-        raise FieldError(f"{name}.{error.field}", error.what) from None
+        raise FieldError(f"{name}.{error.refusal.field}", error.refusal.reason) from None
     return message if thought is None else {**message, **dict.fromkeys(REASONING, thought)}
 
 

@@ -19,8 +19,7 @@ class ReasoningError(RequestError):
     """``field`` of a message cannot be used, and ``what`` is wrong with it."""
 
     def __init__(self, field: str, what: str) -> None:
-        super().__init__(f"{field} {what}.")
-        self.field, self.what = field, what
+        super().__init__(what, field=field)
 
 
 def past_reasoning(message: Mapping[str, Any]) -> str | None:

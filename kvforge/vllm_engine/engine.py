@@ -89,7 +89,7 @@ class VllmEngine:
             RequestError: it can never be served as asked, or asks for what vLLM does not have; nothing of it is kept.
         """
         if request_id in self.requests:
-            raise RequestError(f"request id {request_id!r} is in use; give another.")
+            raise RequestError(f"request id {request_id!r} is in use", "give another")
         check_honoured(params)
         checked = check_request(prompt_token_ids, params, self.config, self.tokenizer)
         guide_of_vllm = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.runtime.guides.grammar import grammar_of
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding, guide_error
 from kvforge.runtime.requests.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 
 MAX_TEMPERATURE = 2.0
@@ -26,28 +26,33 @@ _TARGET = "an engine of target vllm"
 def check_honoured(params: SamplingParams) -> None:
     """Raise RequestError for what vLLM cannot do, with the parameter's name."""
     if params.draft_token_ids:
-        raise RequestError(f"draft_token_ids is not offered by {_TARGET}; leave it out.")
+        raise RequestError(f"is not offered by {_TARGET}", "leave it out", field="draft_token_ids")
     if params.return_logits:
-        raise RequestError(f"return_logits is not offered by {_TARGET}; ask for logprobs.")
+        raise RequestError(f"is not offered by {_TARGET}", "ask for logprobs", field="return_logits")
     if params.prompt_logprobs is not None:
-        raise RequestError(f"prompt_logprobs is not offered by {_TARGET}; leave it out.")
+        raise RequestError(f"is not offered by {_TARGET}", "leave it out", field="prompt_logprobs")
     if params.retention:
-        raise RequestError(f"retention is not offered by {_TARGET}, whose prefix cache keeps what was used last.")
+        raise RequestError(
+            f"is not offered by {_TARGET}, whose prefix cache keeps what was used last", field="retention"
+        )
     for name, default in (("top_p_decay", 1.0), ("top_p_min", MIN_TOP_P), ("top_p_reset_id", -1)):
         if getattr(params, name) != default:
-            raise RequestError(f"{name} is not offered by {_TARGET}; leave it out.")
+            raise RequestError(f"is not offered by {_TARGET}", "leave it out", field=name)
     if params.guided_decoding is not None and params.logprobs is not None:
         raise RequestError(
-            f"logprobs beside guided_decoding are not offered by {_TARGET}, where a guide changes them; leave one out."
+            f"beside guided_decoding are not offered by {_TARGET}, where a guide changes them",
+            "leave one out",
+            field="logprobs",
         )
     if not params.greedy and not LEAST_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE:
         raise RequestError(
-            f"temperature is {params.temperature}, but {_TARGET} takes 0 or {LEAST_TEMPERATURE} to {MAX_TEMPERATURE}."
+            f"is {params.temperature}, but {_TARGET} takes 0 or {LEAST_TEMPERATURE} to {MAX_TEMPERATURE}",
+            field="temperature",
         )
     for name in ("presence_penalty", "frequency_penalty"):
         if abs(getattr(params, name)) > MAX_PENALTY:
             raise RequestError(
-                f"{name} is {getattr(params, name)}, but {_TARGET} takes {-MAX_PENALTY} to {MAX_PENALTY}."
+                f"is {getattr(params, name)}, but {_TARGET} takes {-MAX_PENALTY} to {MAX_PENALTY}", field=name
             )
 
 
@@ -107,7 +112,7 @@ def guide_fields(guided: GuidedDecoding, special: Collection[str] = ()) -> dict[
 def _schema(schema: Any) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
-        raise RequestError("the schema is no JSON object; give one.")
+        raise guide_error("cannot be used: the schema is no JSON object", "give one")
     options = {**schema.get("x-guidance", {}), "whitespace_pattern": _WHITESPACE}
     return json.dumps({**schema, "x-guidance": options})
 

@@ -8,7 +8,7 @@ job that it had, and is replaced.
 """
 
 from kvforge.workers.child import serve
-from kvforge.workers.errors import WorkerDied, WorkerError, WorkersUnavailable, WorkerTimeout
+from kvforge.workers.errors import WorkerDied, WorkerError, WorkersBusy, WorkersUnavailable, WorkerTimeout
 from kvforge.workers.pool import WARM_WITHIN_S, WorkerPool
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "WorkerError",
     "WorkerPool",
     "WorkerTimeout",
+    "WorkersBusy",
     "WorkersUnavailable",
     "serve",
 ]

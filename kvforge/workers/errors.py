@@ -4,7 +4,7 @@ from kvforge.common.errors import KvforgeError
 
 
 class WorkerError(KvforgeError):
-    """Base of the three."""
+    """Base of all."""
 
 
 class WorkerDied(WorkerError):
@@ -24,3 +24,7 @@ class WorkerTimeout(WorkerError):
 
 class WorkersUnavailable(WorkerError):
     """The job was not begun: no worker starts, too many jobs wait, or the pool is closed."""
+
+
+class WorkersBusy(WorkersUnavailable):
+    """Too many jobs wait."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvforge.workers.errors import WorkersUnavailable
+from kvforge.workers.errors import WorkersBusy, WorkersUnavailable
 from kvforge.workers.process import WorkerProcess
 
 START_TIMEOUT_S = 120.0
@@ -80,7 +80,7 @@ class WorkerPool:
             if self._closed:
                 raise WorkersUnavailable("the workers have been stopped.")
             if self._num_open >= self._size + self._max_waiting:
-                raise WorkersUnavailable(f"{self._num_open} jobs wait for a worker; try again.")
+                raise WorkersBusy(f"{self._num_open} jobs wait for a worker; try again.")
             if len(self._threads) < min(self._size, self._num_open + 1):
                 self._add_thread()
             self._num_open += 1

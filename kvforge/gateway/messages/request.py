@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.refusals import CONTEXT_LENGTH
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.messages.conversation import chat_messages, without_later_system
 from kvforge.gateway.messages.fields import (
@@ -65,18 +66,19 @@ def read_message_request(body: dict[str, Any], model: ServedModel, counted: bool
 
 def in_message_words(error: ApiError) -> ApiError:
     """A refusal of the chat in the names of this endpoint's fields."""
-    message, param = error.message, error.param
-    if param is not None and param.startswith("messages["):
-        message, param = message.replace(f"'{param}'", "an entry of 'messages'"), "messages"
-    if param is not None and ".function." in param:
-        message, param = (text.replace(".function.", ".") for text in (message, param))
+    param = error.param
+    if param is None:
+        return error
+    if error.code == CONTEXT_LENGTH:
+        return ApiError(error.status, f"prompt is too long: {error.message}", param, error.code, error.detail)
+    if param.startswith("messages["):
+        return error.renamed("messages", "an entry of 'messages'")
+    param = param.replace(".function.", ".")
     for own, other in _NAMES:
-        if param is not None and (param == own or param.startswith(f"{own}.") or param.endswith(f".{own}")):
-            message, param = (text.replace(own, other, 1) for text in (message, param))
+        if param == own or param.startswith(f"{own}.") or param.endswith(f".{own}"):
+            param = param.replace(own, other, 1)
             break
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"
-    return ApiError(error.status, message, param, error.code, error.detail)
+    return error.renamed(param, f"'{param}'")
 
 
 def _go_on(chat: Fields) -> None:

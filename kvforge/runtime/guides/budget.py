@@ -2,7 +2,8 @@
 
 import time
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.errors import RequestError
+from kvforge.runtime.requests.guided_decoding import gave_up
 
 CREDIT_S = 0.2
 """What the guides of all sequences of one request may take at once; they have it at the start."""
@@ -92,5 +93,5 @@ class GuideBudget:
             raise _spent()
 
 
-def _spent() -> KvforgeError:
-    return KvforgeError("guided decoding gave up: the guide takes too much processor time; simplify it.")
+def _spent() -> RequestError:
+    return gave_up("the guide takes too much processor time")

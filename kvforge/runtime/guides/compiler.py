@@ -11,7 +11,7 @@ from kvforge.common.errors import RequestError
 from kvforge.runtime.guides.budget import GuideBudget, StepTime
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import NEEDS_LLGUIDANCE, NEEDS_TOKENIZER, GuidedDecoding, guide_error
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.workers import WorkersUnavailable
 
@@ -86,7 +86,7 @@ class GuideCompiler:
 
     def _compile(self, guided: GuidedDecoding, verdict: Verdict | None) -> Guide:
         if self._tokenizer is None:
-            raise RequestError("guided_decoding needs a tokenizer and this engine has none; leave it out.")
+            raise RequestError.of(NEEDS_TOKENIZER)
         vocabulary = self._read_tokenizer(self._tokenizer)
         verdict = self._judged(self._tokenizer, guided) if verdict is None else verdict
         grammar, limits = verdict.accepted()
@@ -95,7 +95,7 @@ class GuideCompiler:
         make = functools.partial(make_matcher, vocabulary, grammar, limits)
         guide = Guide(make, vocabulary.vocab_size, vocabulary.eos_tokens, self._vocab_size)
         if not guide.is_sound():
-            raise RequestError(f"the guide of {guided.kind} cannot be used; change it.")
+            raise guide_error("cannot be used", "change it")
         return guide
 
     def _read_tokenizer(self, tokenizer: Tokenizer) -> Any:
@@ -111,12 +111,12 @@ class GuideCompiler:
         try:
             return judge.submit(guided).result()
         except WorkersUnavailable as error:
-            raise RequestError(f"guided_decoding cannot be used now: {error}") from None
+            raise guide_error("cannot be used now", operator=str(error)) from None
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:
     try:
         from kvforge.runtime.guides.matchers import make_vocabulary
     except ImportError:
-        raise RequestError("guided_decoding needs llguidance; install kvforge[serve].") from None
+        raise RequestError.of(NEEDS_LLGUIDANCE) from None
     return make_vocabulary(tokenizer, eos_token_ids)

@@ -14,9 +14,8 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
-from kvforge.common.errors import RequestError
 from kvforge.runtime.guides.reasoning_grammar import grammar_behind
-from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding, guide_error
 from kvforge.runtime.requests.reasoning import parts_of
 
 MAX_RULES = 1000
@@ -50,7 +49,7 @@ def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str
         try:
             return LLMatcher.grammar_from_lark(any_to_lark(guide))
         except RecursionError:
-            raise RequestError("the ebnf_grammar is nested too deeply; flatten it.") from None
+            raise guide_error("cannot be used: the ebnf_grammar is nested too deeply", "flatten it") from None
     if guided.kind == AFTER_REASONING:
         reasoning, inner = parts_of(guided)
         return LLMatcher.grammar_from_lark(grammar_behind(reasoning, grammar_of(inner, is_special)))
@@ -84,7 +83,7 @@ def is_unforced(grammar: str) -> bool:
 
 def _json_grammar(schema: Any) -> str:
     if schema is False:
-        raise RequestError("the schema false allows no text; give another.")
+        raise guide_error("cannot be used: the schema false allows no text", "give another")
     schema = {} if schema is True else schema
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
 
@@ -93,9 +92,9 @@ def _parsed(kind: str, guide: str) -> Any:
     try:
         return json.loads(guide)
     except RecursionError:
-        raise RequestError(f"the guide of {kind} is nested too deeply; flatten it.") from None
+        raise guide_error("is nested too deeply", "flatten it") from None
     except ValueError as error:
-        raise RequestError(f"the guide of {kind} is not JSON ({error}); correct it.") from None
+        raise guide_error(f"is not JSON ({error})", "correct it") from None
 
 
 def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
@@ -103,34 +102,38 @@ def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
     triggers = tag.get("triggers") if isinstance(tag, dict) else None
     structures = tag.get("structures") if isinstance(tag, dict) else None
     if not isinstance(triggers, list) or not isinstance(structures, list) or not structures:
-        raise RequestError('a structural_tag is {"triggers": [...], "structures": [...]}; give both.')
+        raise guide_error('cannot be used: a structural_tag is {"triggers": [...], "structures": [...]}', "give both")
     if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-        raise RequestError("the triggers of a structural_tag are texts; give no others.")
+        raise guide_error("cannot be used: the triggers of a structural_tag are texts", "give no others")
     _refuse_others("a structural_tag", tag, ("type", "triggers", "structures"))
     tags = []
     for item in structures:
         if not isinstance(item, dict) or not isinstance(item.get("begin"), str) or not isinstance(item.get("end"), str):
-            raise RequestError("a structure of a structural_tag has a begin, a schema and an end; give all three.")
+            raise guide_error(
+                "cannot be used: a structure of a structural_tag has a begin, a schema and an end", "give all three"
+            )
         _refuse_others("a structure of a structural_tag", item, ("begin", "schema", "end"))
         schema = item.get("schema", {})
         if not isinstance(schema, dict):
-            raise RequestError("the schema in a structural_tag is no JSON object; give a JSON schema.")
+            raise guide_error("cannot be used: the schema in a structural_tag is no JSON object", "give a JSON schema")
         trigger = next((trigger for trigger in triggers if item["begin"].startswith(trigger)), None)
         if trigger is None:
-            raise RequestError(f"no trigger begins {item['begin']!r}; give one in triggers.")
+            raise guide_error(f"cannot be used: no trigger begins {item['begin']!r}", "give one in triggers")
         tags.append(StructTag(trigger=trigger, begin=item["begin"], grammar=schema, end=item["end"]))
     _check_schema([tag.grammar for tag in tags])
     bracketed = {tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")}
     special = {trigger for trigger in bracketed if is_special(trigger)}
     if special and special != bracketed:
-        raise RequestError(f"{min(bracketed - special)!r} is no special token as other triggers are; change it.")
+        raise guide_error(
+            f"cannot be used: {min(bracketed - special)!r} is no special token as other triggers are", "change it"
+        )
     return StructTag.to_grammar(tags, assume_special=bool(special))
 
 
 def _refuse_others(what: str, given: dict[str, Any], known: Collection[str]) -> None:
     for name in given:
         if name not in known:
-            raise RequestError(f"{what} has no {name[:80]!r}; give {', '.join(known)}.")
+            raise guide_error(f"cannot be used: {what} has no {name[:80]!r}", f"give {', '.join(known)}")
 
 
 def _check_schema(schema: Any) -> None:
@@ -139,11 +142,13 @@ def _check_schema(schema: Any) -> None:
         if key == "multipleOf" and isinstance(value, (int, float)) and not isinstance(value, bool):
             factors.append(_fraction(value))
     if references > MAX_REFERENCES:
-        raise RequestError(f"the schema holds {references} references; give at most {MAX_REFERENCES}.")
+        raise guide_error(f"cannot be used: the schema holds {references} references", f"give at most {MAX_REFERENCES}")
     scale = math.lcm(*(factor.denominator for factor in factors))
     numbers = [abs(int(factor * scale)) for factor in factors]
     if sum(numbers) > MAX_REMAINDERS or math.lcm(*numbers) > MAX_REMAINDERS:
-        raise RequestError(f"multipleOf in the schema is too fine or too large; keep it below {MAX_REMAINDERS}.")
+        raise guide_error(
+            "cannot be used: multipleOf in the schema is too fine or too large", f"keep it below {MAX_REMAINDERS}"
+        )
 
 
 def _num_references(schema: Any) -> int:
@@ -152,7 +157,7 @@ def _num_references(schema: Any) -> int:
 
 def _fraction(value: float) -> Fraction:
     if not math.isfinite(value) or abs(value) > MAX_REMAINDERS:
-        raise RequestError(f"multipleOf in the schema is {value}; keep it below {MAX_REMAINDERS}.")
+        raise guide_error(f"cannot be used: multipleOf in the schema is {value}", f"keep it below {MAX_REMAINDERS}")
     return Fraction(str(value))
 
 
@@ -173,9 +178,9 @@ def _check_rules(text: str) -> None:
     # A chain may go through rules and through references.
     if rules.count(":") + _num_references(schemas) * MAX_RULES // MAX_REFERENCES > MAX_RULES:
         most = f"{MAX_RULES} rules (or colons; a reference is two)"
-        raise RequestError(f"the ebnf_grammar holds more than {most}; shorten it.")
+        raise guide_error(f"cannot be used: the ebnf_grammar holds more than {most}", "shorten it")
     if _EMBEDDED in rules and any(word in rules for word in ("multipleOf", "Ref", "$ref", "\\u")):
-        raise RequestError("%json in the ebnf_grammar is not followed by a JSON object; give a schema.")
+        raise guide_error("cannot be used: %json in the ebnf_grammar is not followed by a JSON object", "give a schema")
     _check_schema(schemas)
 
 
@@ -188,7 +193,9 @@ def _without_schemas(text: str) -> tuple[str, list[Any]]:
         try:
             schema, end = json.JSONDecoder().raw_decode(text, begin)
         except RecursionError:
-            raise RequestError("a schema in the ebnf_grammar is nested too deeply; flatten it.") from None
+            raise guide_error(
+                "cannot be used: a schema in the ebnf_grammar is nested too deeply", "flatten it"
+            ) from None
         except ValueError:
             schema, end = None, begin
         is_schema = isinstance(schema, dict)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import is_panic
 from kvforge.runtime.guides.budget import GuideBudget
 from kvforge.runtime.guides.messages import is_lexers, message_of
+from kvforge.runtime.requests.guided_decoding import gave_up
 
 
 class Guide:
@@ -116,11 +116,11 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise KvforgeError(f"guided decoding gave up: {message_of(self._matcher)}.")
+            raise gave_up(message_of(self._matcher))
 
 
 def _gave_up(error: BaseException) -> BaseException:
     """The error for a panic of the matcher; every other one as it is."""
     if is_panic(error):
-        return KvforgeError("guided decoding gave up: llguidance fails at this place of the text.")
+        return gave_up("llguidance fails at this place of the text")
     return error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvforge.runtime.guides.limits import JUDGE_CPU_S, JUDGE_MEMORY_BYTES, JUDGE_WALL_S
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding, guide_error
 from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
 
 NUM_WORKERS = 2
@@ -81,14 +81,14 @@ class Judge:
                 self._finish(guided, verdict, Verdict.from_json(json.loads(answer.result())))
             elif isinstance(error, WorkerTimeout) and time.monotonic() - started < JUDGE_WALL_S:
                 words = f"to compile it takes more than {JUDGE_CPU_S:g} s of processor time, simplify it"
-                self._finish(guided, verdict, _refused(guided, words))
+                self._finish(guided, verdict, _refused(words))
             elif isinstance(error, WorkerTimeout):  # the machine was at fault, or the worker stood still
                 late = WorkersUnavailable(f"the guide was not judged within {JUDGE_WALL_S:g} s; try again.")
                 self._fail(guided, verdict, late)
             elif isinstance(error, WorkerDied):
                 much = error.raised == "MemoryError"
                 words = "it takes too much memory, shorten it" if much else CRASHED
-                self._finish(guided, verdict, _refused(guided, words))
+                self._finish(guided, verdict, _refused(words))
             else:
                 self._fail(guided, verdict, error)
 
@@ -121,8 +121,8 @@ def _done(verdict: Verdict) -> "Future[Verdict]":
     return future
 
 
-def _refused(guided: GuidedDecoding, words: str) -> Verdict:
-    return Verdict(refusal=f"the guide of {guided.kind} cannot be used: {words}.")
+def _refused(words: str) -> Verdict:
+    return Verdict(refusal=guide_error(f"cannot be used: {words}").refusal)
 
 
 def _size(guided: GuidedDecoding, verdict: Verdict) -> int:

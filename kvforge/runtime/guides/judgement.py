@@ -10,7 +10,7 @@ from kvforge.runtime.guides.matchers import make_matcher
 from kvforge.runtime.guides.messages import message_of
 from kvforge.runtime.guides.trial import try_out
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding, guide_error
 from kvforge.runtime.requests.reasoning import parts_of
 
 
@@ -29,7 +29,7 @@ def judged(
             return _behind_reasoning(inner, _grammar(guided, is_special), vocabulary)
         grammar = _grammar(guided, is_special)
     except RequestError as error:
-        return Verdict(refusal=str(error))
+        return Verdict(refusal=error.refusal)
     narrow, wide = tiers(guided.kind)
     is_forced = not names_one_of(guided, no_text)
     grammar = grammar if is_forced else without_forcing(grammar)
@@ -45,7 +45,7 @@ def judged(
     if problem is None and trial.slowest_s > MAX_TRIAL_STEP_S:
         problem = f"a token takes {trial.slowest_s * 1000:.0f} ms of processor time, make it less ambiguous"
     if problem is not None:
-        return Verdict(refusal=f"the guide of {guided.kind} cannot be used: {problem}.")
+        return Verdict(refusal=guide_error(f"cannot be used: {problem}").refusal)
     return Verdict(grammar, narrow)
 
 
@@ -58,7 +58,7 @@ def _behind_reasoning(inner: Verdict, grammar: str, vocabulary: Any) -> Verdict:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return Verdict(refusal=f"the guide of {AFTER_REASONING} cannot be used: {message_of(matcher)}.")
+        return Verdict(refusal=guide_error(f"cannot be used: {message_of(matcher)}").refusal)
     return Verdict(grammar, limits)
 
 
@@ -69,4 +69,4 @@ def _grammar(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str:
         raise
     except Exception as error:  # llguidance's converters raise nothing more precise
         words = " ".join(str(error).split()).rstrip(".")[:300]
-        raise RequestError(f"the guide of {guided.kind} cannot be used: {words}.") from None
+        raise guide_error(f"cannot be used: {words}") from None

@@ -5,8 +5,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from kvforge.common.errors import RequestError, first_line
+from kvforge.common.errors import first_line
 from kvforge.runtime.guides.limits import MAX_GRAMMAR_SIZE, MAX_LEXER_STATES, ParserLimits
+from kvforge.runtime.requests.guided_decoding import guide_error
 from kvforge.runtime.text.tokenizer import Tokenizer
 
 
@@ -21,7 +22,7 @@ def make_vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:
     try:
         return LLTokenizer(tokenizer.backend.to_str(), eos_token=known or None)
     except Exception as error:  # the library raises nothing more precise
-        raise RequestError(f"guided_decoding cannot use this tokenizer ({first_line(error)}); leave it out.") from None
+        raise guide_error("cannot use this tokenizer", "leave it out", first_line(error)) from None
 
 
 def make_matcher(vocabulary: Any, grammar: str, limits: ParserLimits, max_lexer_states: int = MAX_LEXER_STATES) -> Any:

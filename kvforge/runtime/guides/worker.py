@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import Refusal
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import NEEDS_LLGUIDANCE, GuidedDecoding
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.workers import serve
 
@@ -24,9 +25,9 @@ def _prepare() -> Any:
         vocabulary = make_vocabulary(tokenizer, [int(token) for token in sys.argv[2:]])
         no_text = {token.content for index, token in added.items() if vocabulary.is_special_token(index)}
     except ImportError:
-        return _refuse("guided_decoding needs llguidance; install kvforge[serve].")
+        return _refuse(NEEDS_LLGUIDANCE)
     except RequestError as error:
-        return _refuse(str(error))
+        return _refuse(error.refusal)
 
     def handle(request: bytes) -> bytes:
         guided = GuidedDecoding(**json.loads(request))
@@ -35,8 +36,8 @@ def _prepare() -> Any:
     return handle
 
 
-def _refuse(sentence: str) -> Any:
-    answer = json.dumps(Verdict(refusal=sentence).to_json()).encode()
+def _refuse(refusal: Refusal) -> Any:
+    answer = json.dumps(Verdict(refusal=refusal).to_json()).encode()
     return lambda request: answer
 
 

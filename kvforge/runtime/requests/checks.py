@@ -12,6 +12,7 @@ import numpy as np
 
 from kvforge.common.errors import RequestError
 from kvforge.common.number_checks import is_number, shown
+from kvforge.common.refusals import CONTEXT_LENGTH, PROMPT
 
 MAX_WORDS = 4096
 """Stop strings or bad words of a request; also in the lists of words that other protocols have."""
@@ -52,13 +53,13 @@ def plain_list(name: str, value: Any, maximum: int) -> Any:
 def check_count(name: str, count: int, maximum: int) -> None:
     """Raise RequestError where ``count`` entries are more than ``maximum``."""
     if count > maximum:
-        raise RequestError(f"{name} has {count} entries; give at most {maximum}.")
+        raise RequestError(f"has {count} entries", f"give at most {maximum}", field=name)
 
 
 def check_symbols(name: str, count: int, unit: str) -> None:
     """Raise RequestError where the words of a list have ``count`` characters or token ids together, too many."""
     if count > MAX_SYMBOLS:
-        raise RequestError(f"{name} has {count} {unit} together; give at most {MAX_SYMBOLS}.")
+        raise RequestError(f"has {count} {unit} together", f"give at most {MAX_SYMBOLS}", field=name)
 
 
 def check_prompt_length(count: int, max_seq_len: int) -> None:
@@ -70,20 +71,24 @@ def check_prompt_length(count: int, max_seq_len: int) -> None:
 def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
     """The refusal of a prompt of so many tokens."""
     return RequestError(
-        f"the prompt has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} "
-        f"less one to generate); shorten it, or {longer_sequences(max_seq_len)}."
+        f"has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} less one to "
+        "generate)",
+        "shorten it",
+        field=PROMPT,
+        code=CONTEXT_LENGTH,
+        operator=longer_sequences(max_seq_len),
     )
 
 
 def longer_sequences(max_seq_len: int) -> str:
-    """What helps where sequences of ``max_seq_len`` tokens are too short, as the end of a sentence."""
+    """What helps where sequences of ``max_seq_len`` tokens are too short, as a Refusal's ``operator`` has it."""
     return f"give a larger --max-seq-len, to the build too, if the model has more than {max_seq_len} positions"
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raise RequestError unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {shown(value)}; give true or false.")
+        raise RequestError(f"is {shown(value)}", "give true or false", field=name)
 
 
 def checked_texts(name: str, values: Any) -> tuple[str, ...]:
@@ -102,10 +107,10 @@ def checked_id_words(name: str, values: Any) -> tuple[tuple[int, ...], ...]:
 def check_ids(name: str, values: Any) -> None:
     """Raise RequestError unless ``values`` is a tuple of token ids."""
     if not isinstance(values, tuple):
-        raise RequestError(f"{name} is {shown(values)}; give lists of token ids.")
+        raise RequestError(f"is {shown(values)}", "give lists of token ids", field=name)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise RequestError(f"{name} holds {shown(value)}; give token ids of at least 0.")
+            raise RequestError(f"holds {shown(value)}", "give token ids of at least 0", field=name)
 
 
 def checked_bias(name: str, values: Any, limit: float) -> dict[int, float] | None:
@@ -117,38 +122,40 @@ def checked_bias(name: str, values: Any, limit: float) -> dict[int, float] | Non
     if values is None:
         return None
     if not isinstance(values, Mapping):
-        raise RequestError(f"{name} is of type {type(values).__name__}; give a mapping of token ids to numbers.")
+        raise RequestError(f"is of type {type(values).__name__}", "give a mapping of token ids to numbers", field=name)
     check_count(name, len(values), MAX_BIAS_TOKENS)
     ids = _bias_ids(name, values.keys())
     result = dict(zip(ids, _bias_numbers(name, ids, values.values(), limit), strict=True))
     if len(result) < len(ids):
         seen: set[int] = set()
         twice = next(token for token in ids if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-        raise RequestError(f"{name} holds token id {twice} twice; give each once.")
+        raise RequestError(f"holds token id {twice} twice", "give each once", field=name)
     return result or None
 
 
 def check_retention(name: str, values: Any) -> None:
     """Raise RequestError unless ``values`` is a tuple of (start, end, priority) of prompt tokens."""
     if not isinstance(values, tuple):
-        raise RequestError(f"{name} is {shown(values)}; give a list of [start, end, priority].")
+        raise RequestError(f"is {shown(values)}", "give a list of [start, end, priority]", field=name)
     for entry in values:
         three = isinstance(entry, tuple) and len(entry) == 3
         if not three or not all(isinstance(v, int) and not isinstance(v, bool) for v in entry):
-            raise RequestError(f"{name} holds {shown(entry)}; give whole numbers [start, end, priority].")
+            raise RequestError(f"holds {shown(entry)}", "give whole numbers [start, end, priority]", field=name)
         start, end, priority = entry
         if start < 0 or (end != -1 and end <= start):
-            raise RequestError(f"{name} holds tokens {start} to {end}; give a start of at least 0 and an end above it.")
+            raise RequestError(
+                f"holds tokens {start} to {end}", "give a start of at least 0 and an end above it", field=name
+            )
         if not 0 <= priority <= 100:
-            raise RequestError(f"{name} holds priority {priority}; give a whole number from 0 to 100.")
+            raise RequestError(f"holds priority {priority}", "give a whole number from 0 to 100", field=name)
 
 
 def _check_words(name: str, values: Any, kind: type) -> None:
     if not isinstance(values, tuple):
-        raise RequestError(f"{name} is {shown(values)}; give a list.")
+        raise RequestError(f"is {shown(values)}", "give a list", field=name)
     for value in values:
         if not isinstance(value, kind) or len(value) == 0:  # type: ignore[arg-type]
-            raise RequestError(f"{name} holds {shown(value)}; give non-empty entries only.")
+            raise RequestError(f"holds {shown(value)}", "give non-empty entries only", field=name)
     check_symbols(name, sum(map(len, values)), "characters" if kind is str else "token ids")
 
 
@@ -167,7 +174,7 @@ def _bias_id(name: str, key: Any) -> int:
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
         key = int(key)
     if isinstance(key, bool) or not isinstance(key, int) or key < 0:
-        raise RequestError(f"{name} holds the key {shown(key)}; give token ids of at least 0.")
+        raise RequestError(f"holds the key {shown(key)}", "give token ids of at least 0", field=name)
     return key
 
 
@@ -181,5 +188,5 @@ def _bias_numbers(name: str, ids: list[int], values: Collection[Any], limit: flo
 
 def _bias_number(name: str, token: int, value: Any, limit: float) -> float:
     if not is_number(value) or not value <= limit:
-        raise RequestError(f"{name} of token {token} is {shown(value)}; give a number up to {limit:g}, or -inf.")
+        raise RequestError(f"of token {token} is {shown(value)}", f"give a number up to {limit:g}, or -inf", field=name)
     return float(value) if value >= -limit else -math.inf

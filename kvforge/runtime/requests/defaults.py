@@ -34,7 +34,7 @@ class SamplingDefaults:
         """
         if generation_config not in GENERATION_CONFIGS:
             raise RequestError(
-                f"generation_config is {generation_config!r}; give one of {', '.join(GENERATION_CONFIGS)}."
+                f"generation_config is {generation_config!r}", f"give one of {', '.join(GENERATION_CONFIGS)}"
             )
         given = {name: value for name, value in (chosen or {}).items() if value is not None}
         SamplingParams(**given)
@@ -74,7 +74,7 @@ def _model(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
-            raise RequestError("it is no JSON object.")
+            raise RequestError("it is no JSON object")
         found = {name: config[name] for name in DEFAULT_FIELDS if config.get(name) is not None}
         SamplingParams(**found)
     except (OSError, ValueError, RecursionError, RequestError) as error:

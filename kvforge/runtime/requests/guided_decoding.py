@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import GUIDE_GAVE_UP
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "after_reasoning"]
 KINDS: tuple[str, ...] = get_args(GuideKind)
@@ -35,7 +36,7 @@ class GuidedDecoding:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
-            raise RequestError(f"the guide type is {self.kind!r}; give one of {', '.join(KINDS)}.")
+            raise guide_error(f"is of kind {self.kind!r}", f"give one of {', '.join(KINDS)}")
         object.__setattr__(self, "guide", _as_text(self.kind, self.guide))
 
     @classmethod
@@ -48,8 +49,22 @@ class GuidedDecoding:
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or "kind" not in value or not set(value) <= {"kind", "guide"}:
-            raise RequestError("guided_decoding is no guide; give its kind and guide.")
+            raise guide_error("is no guide", "give its kind and guide")
         return cls(value["kind"], value.get("guide"))
+
+
+def guide_error(reason: str, remedy: str = "", operator: str = "") -> RequestError:
+    """The refusal of a guide; the arguments are those of a Refusal."""
+    return RequestError(reason, remedy, field="guided_decoding", operator=operator)
+
+
+def gave_up(why: str) -> RequestError:
+    """The end of a text that a guide cannot be followed through."""
+    return RequestError(f"gave up: {why}", "simplify it", field="guided_decoding", code=GUIDE_GAVE_UP)
+
+
+NEEDS_TOKENIZER = guide_error("needs a tokenizer and this engine has none", "leave it out").refusal
+NEEDS_LLGUIDANCE = guide_error("cannot be used here", "leave it out", "install kvforge[serve] for llguidance").refusal
 
 
 def _as_text(kind: str, guide: Any) -> str | None:
@@ -57,20 +72,20 @@ def _as_text(kind: str, guide: Any) -> str | None:
         try:
             guide = json.dumps(guide, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
-            raise RequestError(f"the guide of {kind} is not JSON data; give it as JSON text.") from None
+            raise guide_error("is not JSON data", "give it as JSON text") from None
     if guide is not None and not isinstance(guide, str):
-        raise RequestError(f"the guide of {kind} is of type {type(guide).__name__}; give text.")
+        raise guide_error(f"is of type {type(guide).__name__}", "give text")
     if kind == "json":
         if guide:
-            raise RequestError("the guide type json takes no guide; give json_schema for a schema.")
+            raise guide_error("of kind json takes no guide", "give json_schema for a schema")
         return None
     if not guide:
-        raise RequestError(f"guided_decoding of kind {kind} has no guide; give one.")
+        raise guide_error(f"of kind {kind} has no guide", "give one")
     try:
         size = len(guide.encode())
     except UnicodeEncodeError:
-        raise RequestError(f"the guide of {kind} is not Unicode text; give UTF-8 text.") from None
+        raise guide_error("is not Unicode text", "give UTF-8 text") from None
     maximum = MAX_OUTER_BYTES if kind == AFTER_REASONING else MAX_GUIDE_BYTES
     if size > maximum:
-        raise RequestError(f"the guide of {kind} has {size} bytes; give at most {maximum}.")
+        raise guide_error(f"asks for a guide of {size} bytes", f"give at most {maximum}")
     return guide

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvforge.common.refusals import NO_TOKEN_LEFT, Refusal
 from kvforge.runtime.requests.prompt_scores import PromptScores
 from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
 
-NO_TOKEN_LEFT = "bias, bad words and guide leave no token to generate; relax them"
+NOTHING_LEFT = Refusal("bias, bad words and guide leave no token to generate", "relax them", code=NO_TOKEN_LEFT)
 """Why a sequence ends that its request lets go on with nothing."""
 
 
@@ -45,7 +46,7 @@ class SequenceOutput:
     deadline, the error's message for "error", and None for end of text. The token that ends a sequence is in
     ``new_token_ids`` also where it is not part of the text. ``metrics`` is the request's, shared and live.
     ``logits`` are the model's own behind each new token, [vocab_size] float32, if asked for. ``prompt_scores`` come
-    with the first token, if asked for.
+    with the first token, if asked for. ``refusal`` is the error as data.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class SequenceOutput:
     metrics: RequestMetrics | None = None
     logits: list[np.ndarray] | None = None
     prompt_scores: PromptScores | None = None
+    refusal: Refusal | None = None
 
 
 @dataclass

@@ -135,7 +135,11 @@ class SamplingParams:
                 check_number(name, getattr(self, name), low, high, open_low)
         check_flag("return_logits", self.return_logits)
         if self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens; lower it.")
+            raise RequestError(
+                f"is {self.min_tokens}, above the {self.max_tokens} tokens to generate",
+                "lower it or raise {max_tokens}",
+                field="min_tokens",
+            )
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, checked_texts(name, getattr(self, name)))
         for name in ("stop_words_ids", "bad_words_ids"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding, guide_error
 
 Mark = int | str
 """A token by its id, or a text in any tokens."""
@@ -49,20 +49,20 @@ def parts_of(guided: GuidedDecoding) -> tuple[ReasoningForm, GuidedDecoding]:
     known = [field.name for field in dataclasses.fields(ReasoningForm)]
     for name in given:
         if name not in (*known, _KIND, _GUIDE):
-            raise _wrong(f"has no {name[:80]!r}; give {', '.join((*known, _KIND, _GUIDE))}")
+            raise _wrong(f"has no {name[:80]!r}", f"give {', '.join((*known, _KIND, _GUIDE))}")
     opens, closes, then = (_marks(name, given.get(name, [])) for name in ("opens", "closes", "then"))
     begun, repeats = (given.get(name, False) for name in ("begun", "repeats"))
     budget, breaks = given.get("budget"), given.get("breaks", 0)
     if not isinstance(begun, bool) or not isinstance(repeats, bool):
-        raise _wrong("has begun and repeats, true or false; give no others")
+        raise _wrong("has begun and repeats, true or false", "give no others")
     if not closes or not (opens or begun):
-        raise _wrong("has closes, and opens where the prompt has not begun the reasoning; give them")
+        raise _wrong("has closes, and opens where the prompt has not begun the reasoning", "give them")
     if not _is_number(breaks) or breaks > MAX_BREAKS:
-        raise _wrong(f"allows 0 to {MAX_BREAKS} breaks; give such a number")
+        raise _wrong(f"allows 0 to {MAX_BREAKS} breaks", "give such a number")
     if budget is not None and not (_is_number(budget) and isinstance(closes[0], int)):
-        raise _wrong("has a budget of 0 or more tokens only where closes begins with a token; change it")
+        raise _wrong("has a budget of 0 or more tokens only where closes begins with a token", "change it")
     if given.get(_KIND) == AFTER_REASONING:
-        raise _wrong("holds another one; give the inner guide")
+        raise _wrong("holds another one", "give the inner guide")
     inner = GuidedDecoding(given.get(_KIND, ""), given.get(_GUIDE))
     return ReasoningForm(opens, closes, begun, repeats, budget, breaks, then), inner
 
@@ -73,13 +73,13 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        raise _wrong("is a JSON object with opens, closes, kind and guide; give one")
+        raise _wrong("is a JSON object with opens, closes, kind and guide", "give one")
     return given
 
 
 def _marks(name: str, given: Any) -> tuple[Mark, ...]:
     if not isinstance(given, list) or not all(_is_number(mark) or (isinstance(mark, str) and mark) for mark in given):
-        raise _wrong(f"has a list of token ids and texts in {name}; give one")
+        raise _wrong(f"has a list of token ids and texts in {name}", "give one")
     return tuple(given)
 
 
@@ -87,5 +87,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-def _wrong(what: str) -> RequestError:
-    return RequestError(f"a guide {AFTER_REASONING} {what}.")
+def _wrong(what: str, remedy: str) -> RequestError:
+    return guide_error(f"cannot be used: a guide {AFTER_REASONING} {what}", remedy)

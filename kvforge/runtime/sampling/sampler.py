@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kvforge.common.errors import KvforgeError, let_end
-from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT, TokenLogprobs
+from kvforge.common.errors import KvforgeError, let_end, refusal_of
+from kvforge.common.refusals import Refusal
+from kvforge.runtime.requests.outputs import NOTHING_LEFT, TokenLogprobs
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.adjustment import adjust_logits
 from kvforge.runtime.sampling.draw import draw_tokens
@@ -17,7 +18,7 @@ from kvforge.runtime.sampling.state import SamplingState
 
 logger = logging.getLogger(__name__)
 
-NOT_FINITE = "the model's logits are not finite"
+NOT_FINITE = Refusal("the model's logits are not finite")
 _BLOCK = 128
 
 
@@ -28,7 +29,7 @@ class SampledTokens:
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
-    errors: dict[int, str]
+    errors: dict[int, Refusal]
     logits: dict[int, np.ndarray] = field(default_factory=dict)
 
 
@@ -55,14 +56,14 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[
                 try:
                     adjust_logits(adjusted[row], sequences[row], state)
                 except KvforgeError as error:
-                    errors.setdefault(row, str(error))
+                    errors.setdefault(row, refusal_of(error))
                 except BaseException as error:
                     let_end(error)
                     logger.exception("adjusting logits failed")
-                    errors.setdefault(row, f"{type(error).__name__}: {error}")
+                    errors.setdefault(row, refusal_of(error))
         best, not_finite = most_probable(adjusted)
         for row in not_finite:
-            errors.setdefault(row, NO_TOKEN_LEFT)
+            errors.setdefault(row, NOTHING_LEFT)
     chosen = torch.from_numpy(best)
     active = [(row, state) for row, state in active if row not in errors]
     drawn = [(row, state) for row, state in active if not state.params.greedy]
@@ -77,7 +78,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[
         try:
             state.record(tokens[row])
         except KvforgeError as error:
-            errors[row] = str(error)
+            errors[row] = refusal_of(error)
     wanted = [(row, state.params.logprobs) for row, state in active if state.params.logprobs is not None]
     logprobs = _logprobs(logits, chosen, tokens, wanted) if wanted else {}
     copies = {row: logits[row].float().cpu().numpy().copy() for row, state in active if state.params.return_logits}

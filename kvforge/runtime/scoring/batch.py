@@ -26,13 +26,14 @@ class ScoredSequence:
         if total > config.max_seq_len:
             raise RequestError(
                 f"request {index} has {len(context)} context and {len(continuation)} continuation tokens, but the "
-                f"engine takes at most {config.max_seq_len} together; shorten it, or "
-                f"{longer_sequences(config.max_seq_len)}."
+                f"engine takes at most {config.max_seq_len} together",
+                "shorten it",
+                operator=longer_sequences(config.max_seq_len),
             )
         if -(-(total - 1) // config.page_size) > config.num_pages:
             raise RequestError(
-                f"request {index} has {total} tokens, but the KV cache holds {config.num_pages * config.page_size}; "
-                "raise the KV cache size."
+                f"request {index} has {total} tokens, but the KV cache holds {config.num_pages * config.page_size}",
+                operator="raise the KV cache size",
             )
         ids = np.concatenate([checked_prompt(context, config), checked_prompt(continuation, config)])
         metrics = RequestMetrics(0, 0)
@@ -135,7 +136,7 @@ def plan_step(
         active.append(pending[0])  # in one of the two queues at any time, whatever interrupts
         take(pending.popleft())
     if not chunks:
-        raise RequestError("the engine's pages are in use by unfinished requests; score when they have finished.")
+        raise RequestError("the engine's pages are in use by unfinished requests", "score when they have finished")
     return chunks
 
 

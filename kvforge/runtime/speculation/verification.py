@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvforge.common.errors import let_end
+from kvforge.common.errors import let_end, refusal_of
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.sequence import Sequence, Status
 from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens, sample
@@ -72,8 +72,8 @@ class Verifier:
                 except BaseException as error:
                     let_end(error)
                     logger.exception("sampling after a draft failed")
-                    message = f"{type(error).__name__}: {error}"
-                    sampled = SampledTokens([0] * len(walking), {}, dict.fromkeys(range(len(walking)), message))
+                    failed = dict.fromkeys(range(len(walking)), refusal_of(error))
+                    sampled = SampledTokens([0] * len(walking), {}, failed)
                 self._scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
                 self._take(walking, sampled, outputs)
                 walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import CONTEXT_LENGTH, PROMPT
 from kvforge.runtime.requests.checks import longer_sequences, too_many_tokens
 from kvforge.runtime.text.token_spans import most_bytes
 from kvforge.runtime.text.tokenizer import Tokenizer, check_unicode
@@ -59,9 +60,12 @@ class TextLimits:
         """Raise RequestError where no text of so many bytes fits; costs nothing, so that an event loop may ask."""
         if num_bytes > self.max_bytes:
             raise RequestError(
-                f"the prompt has {num_bytes} bytes of text, but no text of more than {self.max_bytes} bytes gives the "
-                f"{self.max_seq_len - 1} tokens that the engine takes at most; shorten it, or "
-                f"{longer_sequences(self.max_seq_len)}."
+                f"has {num_bytes} bytes of text, but no text of more than {self.max_bytes} bytes gives the "
+                f"{self.max_seq_len - 1} tokens that the engine takes at most",
+                "shorten it",
+                field=PROMPT,
+                code=CONTEXT_LENGTH,
+                operator=longer_sequences(self.max_seq_len),
             )
 
     def _count(self, text: str) -> None:

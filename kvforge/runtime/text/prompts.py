@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import PROMPT
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
@@ -43,9 +44,9 @@ class PromptReader:
             return plain_list(prompt, "a prompt")
         text = prompt if isinstance(prompt, str) else prompt.text
         if not text:
-            raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
+            raise RequestError("is empty", "give text, or the beginning-of-text token's id", field=PROMPT)
         if self.limits is None:
-            raise RequestError("this engine has no tokenizer; give the prompt as a list of token ids.")
+            raise RequestError("this engine has no tokenizer", "give the prompt as a list of token ids")
         return self.limits.encode(text, add_special_tokens=isinstance(prompt, str))
 
     def chat(
@@ -87,8 +88,9 @@ class PromptReader:
             return ChatTemplate(source, names)
         if self._own_template is None:
             raise RequestError(
-                "this engine has no chat template; give one, by --chat-template FILE or as chat_template, build it "
-                "from a checkpoint that has one, or generate from plain text."
+                "this engine has no chat template",
+                "generate from plain text",
+                operator="give one, by --chat-template FILE or as chat_template, or build from a checkpoint with one",
             )
         return self._own_template
 
@@ -111,8 +113,8 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return listed
     if not all(isinstance(item, Number) for item in listed):
         raise RequestError(
-            "the list of prompts has token ids that are in no list of their own; give a string or a list of token ids "
-            'for each prompt, such as ["Once", [5, 6, 7]].'
+            "the list of prompts has token ids that are in no list of their own",
+            'give a string or a list of token ids for each prompt, such as ["Once", [5, 6, 7]]',
         )
     return [listed]
 
@@ -123,6 +125,6 @@ def plain_list(values: Any, name: str) -> list:
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
         raise RequestError(
-            f"{name} is of type {type(values).__name__}; give a string or a list of token ids for each prompt."
+            f"is of type {type(values).__name__}", "give a string or a list of token ids for each prompt", field=name
         )
     return list(values)

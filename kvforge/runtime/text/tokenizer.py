@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as _Tokenizer
 from kvforge.common.errors import EngineError, RequestError, first_line
 from kvforge.common.native_calls import panics_as
 
-_ENCODING = panics_as(RequestError, "the model's tokenizer fails on this text; change the text.")
-_DECODING = panics_as(RequestError, "the model's tokenizer fails on these tokens, so they cannot be shown as text.")
+_ENCODING = panics_as(RequestError, "the model's tokenizer fails on this text", "change the text")
+_DECODING = panics_as(RequestError, "the model's tokenizer fails on these tokens, so they cannot be shown as text")
 LONG_TEXT = 4096
 """Characters from which a text is better encoded beside an event loop."""
 
@@ -82,4 +82,4 @@ def check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not Unicode at character {error.start}; give UTF-8 text.") from None
+        raise RequestError(f"the text is not Unicode at character {error.start}", "give UTF-8 text") from None

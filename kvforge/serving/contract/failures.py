@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from kvforge.common.errors import RequestError, first_line
+from kvforge.common.refusals import SERVER_ENDS, Refusal
+from kvforge.serving.contract.words import sentence
 
 # Outcome -> error code of Triton (pb_utils.TritonError).
 CODES = {
@@ -19,18 +21,25 @@ OUTCOMES = (COMPLETED, *CODES)
 
 @dataclass(frozen=True)
 class Failure:
-    """`outcome` is a key of CODES; "lost" means that the engine went away, "unavailable" that it takes no more."""
+    """`outcome` is a key of CODES; "lost" means that the engine went away, "unavailable" that it takes no more.
+    `message` is for clients of Triton; `refusal` says why, where that is known as data."""
 
     outcome: str
     message: str
+    refusal: Refusal | None = None
 
     @property
     def code(self) -> str:
         return CODES[self.outcome]
 
 
+def failed(outcome: str, refusal: Refusal) -> Failure:
+    """The failure of a request for which such a reason is given."""
+    return Failure(outcome, sentence(refusal), refusal)
+
+
 CANCELLED = Failure("cancelled", "the request was cancelled")
-SHUTTING_DOWN = Failure("unavailable", "the server is shutting down; send the request to another server or later")
+SHUTTING_DOWN = failed("unavailable", SERVER_ENDS)
 
 
 def past_deadline(timeout_s: float) -> Failure:
@@ -41,7 +50,7 @@ def failure_of(error: BaseException) -> Failure:
     """What an error means for the one request that it came of. One that is no Exception, such as a native library's
     panic, may name anything, so its words are left out."""
     if isinstance(error, RequestError):
-        return Failure("refused", str(error))
+        return failed("refused", error.refusal)
     if isinstance(error, Exception):
         return Failure("failed", f"the request failed: {first_line(error)}")
     return Failure("failed", "the request failed in a library that this server uses; change the request")

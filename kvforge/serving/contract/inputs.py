@@ -117,10 +117,39 @@ ENSEMBLE_NAMES = {
 }
 
 
+TENSORS = {
+    "max_tokens": "request_output_len",
+    "n": "num_return_sequences",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "top_p_min": "runtime_top_p_min",
+    "top_p_decay": "runtime_top_p_decay",
+    "top_p_reset_id": "runtime_top_p_reset_ids",
+    "stop": "stop_strings",
+    "stop_token_ids": "end_id",
+    "stop_words_ids": "stop_words_list",
+    "bad_words_ids": "bad_words_list",
+    "logit_bias": "embedding_bias",
+    "draft_token_ids": "draft_input_ids",
+    "guided_decoding": "guided_decoding_guide",
+    "retention": "retention_token_range_starts",
+    "return_logits": "return_generation_logits",
+    "logprobs": "num_top_log_probs",
+    "prompt_logprobs": "num_prompt_log_probs",
+}
+"""The input of `tensorrt_llm` that each field of SamplingParams comes in, where their names differ."""
+FIELDS = {name: field for field, name in TENSORS.items()}
+
+
 def display_name(name: str) -> str:
-    """`name` as an error should call it: with the ensemble's name beside it where that differs."""
+    """The input `name` as an error should call it: with the ensemble's name beside it where that differs."""
     other = ENSEMBLE_NAMES.get(name)
     return f"'{name}' ('{other}' of ensemble)" if other else f"'{name}'"
+
+
+def refuse(name: str, reason: str, remedy: str = "", operator: str = "") -> RequestError:
+    """The refusal of an input, under the name that SamplingParams has for it where it has one."""
+    return RequestError(reason, remedy, field=FIELDS.get(name, name), operator=operator)
 
 
 def with_todays_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -128,7 +157,7 @@ def with_todays_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for alias, name in ALIASES.items():
         if alias in tensors:
             if name in tensors:
-                raise RequestError(f"input tensors '{alias}' and '{name}' are the same: send '{name}' alone")
+                raise RequestError(f"input tensors '{alias}' and '{name}' are the same", f"send '{name}' alone")
             tensors = {**tensors, name: tensors[alias]}
             del tensors[alias]
     return tensors
@@ -141,7 +170,7 @@ def refuse_unsupported(name: str, values: np.ndarray) -> None:
         return
     if (entry.neutral and np.isin(values, entry.neutral).all()) or values[0].size <= entry.ignored:
         return
-    raise RequestError(f"input tensor {display_name(name)} cannot be used: {entry.reason}")
+    raise refuse(name, f"cannot be used: {entry.reason}")
 
 
 # What clients of `ensemble` and `tensorrt_llm_bls` may send, for a hint about a misspelt name.

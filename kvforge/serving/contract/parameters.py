@@ -54,7 +54,7 @@ def read_parameters(request: Any) -> dict[str, Any]:
     """The parameters of a pb_utils.InferenceRequest. Raises RequestError where they are too many or too long."""
     text = request.parameters()
     if text and len(text) > MAX_TEXT:
-        raise RequestError(f"the request's parameters have {len(text)} characters; give at most {MAX_TEXT}")
+        raise RequestError(f"the request's parameters have {len(text)} characters", f"give at most {MAX_TEXT}")
     return json.loads(text) if text else {}
 
 
@@ -82,15 +82,15 @@ def check_parameters(parameters: dict[str, Any], inputs: Iterable[str], own: Con
             continue
         name = name[:MAX_NAME]
         close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
+        hint = f"did you mean '{close[0]}'?" if close else ""
+        raise RequestError(f"'{name}' is no input of this model and no request parameter", hint)
 
 
 def flag(parameters: dict[str, Any], name: str, default: bool) -> bool:
     """A parameter that is true or false. Raises RequestError."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise RequestError(f"the request parameter '{name}' must be true or false")
+        raise RequestError("must be true or false", field=name)
     return value
 
 
@@ -99,8 +99,9 @@ def stream_interval(parameters: dict[str, Any], default: int) -> int:
     value = parameters.get(STREAM_INTERVAL, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STREAM_INTERVAL:
         raise RequestError(
-            f"the request parameter '{STREAM_INTERVAL}' is {value!r}; give 1 for a response a token, a number of "
-            f"tokens up to {MAX_STREAM_INTERVAL}, or 0 for all that wait"
+            f"is {value!r}",
+            f"give 1 for a response a token, a number of tokens up to {MAX_STREAM_INTERVAL}, or 0 for all that wait",
+            field=STREAM_INTERVAL,
         )
     return value
 
@@ -114,8 +115,9 @@ def stop_token_ids(parameters: dict[str, Any]) -> list[int]:
         or not re.fullmatch(r"(\d{1,10}(,\d{1,10})*)?", text, re.ASCII)
     ):
         raise RequestError(
-            f"the request parameter '{STOP_TOKEN_IDS}' cannot be used; give token ids with commas between them, in at "
-            f"most {MAX_STOP_TEXT} characters"
+            "cannot be used",
+            f"give token ids with commas between them, in at most {MAX_STOP_TEXT} characters",
+            field=STOP_TOKEN_IDS,
         )
     return [int(token) for token in text.split(",")] if text else []
 
@@ -129,5 +131,5 @@ def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:
         value -= 2 * _NEGATIVE
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or value != int(value):
-        raise RequestError(f"the request parameter 'timeout' is {value!r}; give whole microseconds of at least 0")
+        raise RequestError(f"is {value!r}", "give whole microseconds of at least 0", field="timeout")
     return value * _MICROSECOND or None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import PROMPT
 from kvforge.serving.contract.inputs import refuse_unsupported
 from kvforge.serving.contract.sampling import num_top_log_probs, sampling_fields
 from kvforge.serving.contract.tensors import Tensors, scalar
@@ -61,13 +62,15 @@ def check_one_response(prompts: Sequence[GenerationRequest]) -> None:
     """Raise RequestError where a request has more than the one response of a server without the decoupled mode."""
     if any(prompt.streaming for prompt in prompts):
         raise RequestError(
-            "Streaming is only supported if model is deployed using decoupled mode: leave out 'streaming' ('stream' of "
-            "ensemble), or start the server without --no-decoupled"
+            "Streaming is only supported if model is deployed using decoupled mode",
+            "leave out 'streaming' ('stream' of ensemble)",
+            operator="start the server without --no-decoupled",
         )
     if len(prompts) > 1 or any(prompt.num_sequences > 1 for prompt in prompts):
         raise RequestError(
-            "several prompts in a request, and several sequences of one, have a response each: send one prompt and "
-            "'num_return_sequences' 1, or start the server without --no-decoupled"
+            "several prompts in a request, and several sequences of one, have a response each",
+            "send one prompt and 'num_return_sequences' 1",
+            operator="start the server without --no-decoupled",
         )
 
 
@@ -93,13 +96,13 @@ def _parse_row(
 
 def _prompt(tensors: Tensors, row: int) -> list[int]:
     if "input_ids" not in tensors:
-        raise RequestError("input tensor 'input_ids' is missing")
+        raise RequestError("is missing", field="input_ids")
     ids = tensors["input_ids"][row].reshape(-1)
     length = scalar(tensors, "input_lengths", row, None)
     if length is None:
-        raise RequestError("input tensor 'input_lengths' is missing")
+        raise RequestError("is missing", field="input_lengths")
     if not 0 <= length <= ids.size:
-        raise RequestError(f"input tensor 'input_lengths' is {length}, but 'input_ids' has {ids.size} tokens")
+        raise RequestError(f"is {length}, but 'input_ids' has {ids.size} tokens", field="input_lengths")
     if length == 0:
-        raise RequestError("the prompt is empty: send at least one token")
+        raise RequestError("is empty", "send at least one token", field=PROMPT)
     return ids[:length].tolist()

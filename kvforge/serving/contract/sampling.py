@@ -8,32 +8,12 @@ import numpy as np
 from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import MAX_BIAS_TOKENS, MAX_DRAFT_TOKENS, MAX_RANGES, MAX_WORDS
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.serving.contract.inputs import display_name
+from kvforge.serving.contract.inputs import TENSORS, refuse
 from kvforge.serving.contract.tensors import Tensors, check_entries, scalar, text, texts, vector
 from kvforge.serving.contract.word_lists import decode_words
 
 MAX_TOP_LOG_PROBS = 20
 
-# The tensor that each field comes from, where their names differ.
-TENSORS = {
-    "max_tokens": "request_output_len",
-    "n": "num_return_sequences",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "top_p_min": "runtime_top_p_min",
-    "top_p_decay": "runtime_top_p_decay",
-    "top_p_reset_id": "runtime_top_p_reset_ids",
-    "stop": "stop_strings",
-    "stop_token_ids": "end_id",
-    "stop_words_ids": "stop_words_list",
-    "bad_words_ids": "bad_words_list",
-    "logit_bias": "embedding_bias",
-    "draft_token_ids": "draft_input_ids",
-    "guided_decoding": "guided_decoding_guide",
-    "retention": "retention_token_range_starts",
-    "return_logits": "return_generation_logits",
-    "prompt_logprobs": "num_prompt_log_probs",
-}
 SCALARS = (
     "temperature", "top_k", "top_p", "top_p_min", "top_p_decay", "top_p_reset_id", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "min_tokens", "min_p",
@@ -55,7 +35,7 @@ def sampling_fields(
         "n": scalar(tensors, "num_return_sequences", row, 1),
     }
     if params["max_tokens"] is None:
-        raise RequestError(f"input tensor {display_name('request_output_len')} is missing")
+        raise RequestError("is missing", field="max_tokens")
     for field in SCALARS:
         if (value := scalar(tensors, TENSORS.get(field, field), row, None)) is not None:
             params[field] = value
@@ -91,7 +71,7 @@ def sampling_fields(
     num_top = num_top_log_probs(tensors, row)
     if num_top or scalar(tensors, "return_log_probs", row, False):
         params["logprobs"] = num_top
-    check(params)
+    SamplingParams(**params)  # refuses what is wrong, by its own names of the fields
     if params.get("top_k", 0) == 0 and "top_p" not in params:
         params["temperature"] = 0.0
         params.pop("top_k", None)
@@ -109,28 +89,8 @@ def _num_log_probs(tensors: Tensors, row: int, name: str, least: int) -> int:
     """A number of most probable tokens, ``least`` where it is not given and at least."""
     value = scalar(tensors, name, row, least)
     if not least <= value <= MAX_TOP_LOG_PROBS:
-        raise RequestError(f"input tensor '{name}' must be {least} to {MAX_TOP_LOG_PROBS}, not {value}")
+        raise refuse(name, f"must be {least} to {MAX_TOP_LOG_PROBS}, not {value}")
     return value
-
-
-def check(params: dict[str, Any]) -> None:
-    """Raise RequestError, in the tensors' names, where SamplingParams would not take these fields."""
-    try:
-        SamplingParams(**params)
-    except RequestError as error:
-        raise RequestError(in_tensor_names(str(error))) from None
-
-
-def in_tensor_names(message: str) -> str:
-    """A sentence of the runtime about a parameter as one about the input tensor it came from."""
-    first, _, rest = message.partition(" ")
-    if first in SamplingParams.__dataclass_fields__:
-        return f"input tensor {display_name(TENSORS.get(first, first))} {rest.removeprefix(first)}"
-    if message.startswith("the prompt holds token id "):
-        return f"{message.removesuffix('.')}, or start the server with --wrap-token-ids for a load test"
-    if message.startswith(("the guide ", "the schema ")):
-        return f"input tensor {display_name('guided_decoding_guide')} cannot be used: {message}"
-    return message
 
 
 def _bias(tensors: Tensors, row: int) -> dict[int, float]:
@@ -147,7 +107,9 @@ def _retention(tensors: Tensors, row: int) -> list[tuple[int, int, int]]:
     parts = [vector(tensors, name, row, MAX_RANGES) for name in RETENTION]
     if len({len(part) for part in parts}) > 1:
         sizes = ", ".join(f"{len(part)} '{name}'" for name, part in zip(RETENTION, parts, strict=True))
-        raise RequestError(f"each range needs a start, an end and a priority, but there are {sizes}")
+        raise RequestError(
+            f"needs a start, an end and a priority for each range, but there are {sizes}", field="retention"
+        )
     return list(zip(*parts, strict=True))
 
 
@@ -155,5 +117,5 @@ def _guide(tensors: Tensors, row: int) -> dict[str, str | None] | None:
     kind = text("guided_decoding_guide_type", scalar(tensors, "guided_decoding_guide_type", row, b""))
     guide = text("guided_decoding_guide", scalar(tensors, "guided_decoding_guide", row, b""))
     if guide and not kind:
-        raise RequestError("input tensor 'guided_decoding_guide' needs 'guided_decoding_guide_type' beside it")
+        raise RequestError("needs 'guided_decoding_guide_type' beside it", field="guided_decoding")
     return {"kind": kind, "guide": guide or None} if kind else None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.common.errors import RequestError
+from kvforge.common.refusals import TOO_LARGE
 from kvforge.runtime.requests.checks import check_prompt_length
 from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.contract.tensors import Tensors
@@ -28,8 +29,10 @@ class SizeLimits:
             size += sum(sum(map(len, array.flat)) for array in tensors.values() if array.dtype == object)
         if size > self.max_request_bytes:
             raise RequestError(
-                f"the request's tensors have {size} bytes, but at most {self.max_request_bytes} are taken; send less "
-                "or raise --max-request-bytes"
+                f"the request's tensors have {size} bytes, but at most {self.max_request_bytes} are taken",
+                "send less",
+                code=TOO_LARGE,
+                operator="raise --max-request-bytes",
             )
         ids, lengths = tensors.get("input_ids"), tensors.get("input_lengths")
         if self.max_seq_len and ids is not None and lengths is not None and lengths.size:
@@ -37,8 +40,8 @@ class SizeLimits:
         bias = tensors.get("embedding_bias")
         if bias is not None and self.vocab_size and bias.size and bias.shape[-1] != self.vocab_size:
             raise RequestError(
-                f"input tensor 'embedding_bias' has {bias.shape[-1]} numbers a prompt, but the model's vocabulary has "
-                f"{self.vocab_size}"
+                f"has {bias.shape[-1]} numbers a prompt, but the model's vocabulary has {self.vocab_size}",
+                field="logit_bias",
             )
 
     def check_logits(self, prompts: list[GenerationRequest]) -> None:
@@ -47,6 +50,7 @@ class SizeLimits:
         size = tokens * self.vocab_size * _FLOAT_BYTES
         if size > MAX_LOGITS_BYTES:
             raise RequestError(
-                f"input tensor 'return_generation_logits' asks for {size >> 20} MiB of logits, but at most "
-                f"{MAX_LOGITS_BYTES >> 20} MiB are kept for a request; lower the number of tokens"
+                f"asks for {size >> 20} MiB of logits, but at most {MAX_LOGITS_BYTES >> 20} MiB are kept for a request",
+                "lower the number of tokens",
+                field="return_logits",
             )

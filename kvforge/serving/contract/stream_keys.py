@@ -42,7 +42,7 @@ class StreamKeys:
             return None
         keys = set(tensor.reshape(-1).tolist())
         if len(keys) != 1 or not self.is_valid(key := keys.pop()):
-            raise RequestError("input tensor 'stream_key' is for the text models' own use; leave it out")
+            raise RequestError("is for the text models' own use", "leave it out", field="stream_key")
         return key
 
     def is_valid(self, key: int) -> bool:

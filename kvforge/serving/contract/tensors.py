@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import check_count
-from kvforge.serving.contract.inputs import display_name
+from kvforge.serving.contract.inputs import FIELDS, refuse
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -18,14 +17,14 @@ def scalar(tensors: Tensors, name: str, row: int, default: Any) -> Any:
         return default
     values = tensors[name][row].reshape(-1)
     if values.size != 1:
-        raise RequestError(f"input tensor {display_name(name)} must hold one value, not {values.size}")
+        raise refuse(name, f"must hold one value, not {values.size}")
     value = values[0]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def check_entries(name: str, count: int, maximum: int) -> None:
     """Raise RequestError where `count` entries of a tensor are more than `maximum`."""
-    check_count(f"input tensor {display_name(name)}", count, maximum)
+    check_count(FIELDS.get(name, name), count, maximum)
 
 
 def vector(tensors: Tensors, name: str, row: int, maximum: int) -> list:
@@ -44,7 +43,7 @@ def text(name: str, value: Any) -> str:
         decoded = value.decode() if isinstance(value, bytes) else str(value)
         decoded.encode()
     except UnicodeError as error:
-        raise RequestError(f"input tensor {display_name(name)} is not valid UTF-8: {error}") from None
+        raise refuse(name, f"is not valid UTF-8: {error}") from None
     return decoded
 
 

@@ -4,9 +4,8 @@ import itertools
 
 import numpy as np
 
-from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import MAX_ID_WORDS, check_symbols
-from kvforge.serving.contract.inputs import display_name
+from kvforge.serving.contract.inputs import display_name, refuse
 from kvforge.serving.contract.tensors import check_entries
 
 
@@ -21,7 +20,7 @@ def decode_words(name: str, table: np.ndarray) -> list[list[int]]:
     """The inverse of `encode_words`. Raises RequestError when the offsets do not fit the ids, or there are more words
     or ids than SamplingParams takes."""
     if table.ndim != 2 or table.shape[0] != 2:
-        raise RequestError(f"input tensor {display_name(name)} must have shape [2, n]")
+        raise refuse(name, "must have shape [2, n]")
     ids, offsets = table[0], table[1]
     padding = np.flatnonzero(offsets == -1)
     ends = offsets[: padding[0]] if len(padding) else offsets
@@ -29,7 +28,7 @@ def decode_words(name: str, table: np.ndarray) -> list[list[int]]:
     if len(ends) == 0:
         return []
     if ends[0] < 1 or ends[-1] > len(ids) or (ends[1:] <= ends[:-1]).any():
-        raise RequestError(f"input tensor {display_name(name)} has offsets that do not fit its ids")
+        raise refuse(name, "has offsets that do not fit its ids")
     check_symbols(f"input tensor {display_name(name)}", int(ends[-1]), "token ids")
     flat = ids[: ends[-1]].tolist()
     return [flat[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]

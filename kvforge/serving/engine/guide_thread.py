@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvforge.common.errors import RequestError, let_end
+from kvforge.common.refusals import Refusal
+from kvforge.runtime.requests.guided_decoding import guide_error
 from kvforge.serving.engine.protocol import Message
 
 logger = logging.getLogger("kvforge.engine")
@@ -34,7 +36,7 @@ class GuideThread:
         known_guide: Callable[[Message], Any],
         compile_guide: Callable[[Message], Any],
         come_back: Callable[[Message], None],
-        refuse: Callable[[Message, str], None],
+        refuse: Callable[[Message, Refusal], None],
     ) -> None:
         self._known, self._compile, self._come_back, self._refuse = known_guide, compile_guide, come_back, refuse
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -79,13 +81,13 @@ class GuideThread:
             try:
                 command[COMPILED] = self._compile(command)
             except RequestError as error:
-                self._give_up(command, str(error))
+                self._give_up(command, error.refusal)
             except BaseException:  # of native code, too; one request must not end the guides of all others
                 logger.exception("a guide could not be compiled")
-                self._give_up(command, "the guide could not be compiled; change it")
+                self._give_up(command, guide_error("could not be compiled", "change it").refusal)
             else:
                 self._come_back(command)
 
-    def _give_up(self, command: Message, why: str) -> None:
+    def _give_up(self, command: Message, why: Refusal) -> None:
         self._waiting.discard(command["id"])
         self._refuse(command, why)

@@ -6,6 +6,7 @@ A row is [id, index, token_ids, finish_reason | null, extras | null]. The extras
     top          [[token ids], [log-probabilities]] of the most probable tokens, one pair per token
     ranks        beside log_probs: 1 for the most probable token, one number per token
     stop_reason  with a finish reason: SequenceOutput.stop_reason, why for "error" and "abort"
+    refusal      with "error", where it was the request's fault: a Refusal as data
     metrics      with a finish reason, or always where that was asked for: fields of RequestMetrics
     logits       [offset, rows, vocab] of float32 numbers in the message's blob
     prompt       [offset, rows, k] of a PromptScores there: its four arrays of 4-byte numbers, one after the other
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kvforge.common.refusals import Refusal
 from kvforge.runtime.requests.prompt_scores import PromptScores
 
 Row = list[Any]
@@ -37,6 +39,7 @@ class StepOutput:
     logits: np.ndarray | None = None
     ranks: list[int] | None = None
     prompt_scores: PromptScores | None = None
+    refusal: Refusal | None = None
 
 
 def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = False) -> Row:
@@ -58,6 +61,8 @@ def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = Fa
         blobs += [array.tobytes() for array in output.prompt_scores.arrays]
     if output.finished and output.stop_reason is not None:
         extras["stop_reason"] = output.stop_reason
+        if output.refusal is not None:
+            extras["refusal"] = output.refusal.to_json()
     if (output.finished or with_metrics) and output.metrics is not None:
         extras["metrics"] = asdict(output.metrics)
     reason = output.finish_reason if output.finished else None
@@ -91,6 +96,7 @@ def from_row(row: Row, blob: bytes) -> StepOutput:
         logits,
         extras.get("ranks"),
         scores,
+        Refusal.from_json(extras["refusal"]) if "refusal" in extras else None,
     )
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from kvforge.common.errors import EngineReplacedError, KvforgeError, RequestError, first_line, let_end
+from kvforge.common.refusals import Refusal
 from kvforge.manifest import check_not_replaced, target_of
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
@@ -145,12 +146,12 @@ class EngineServer:
             if command.get(METERED):
                 self._metered[command["id"]] = params.n
         except RequestError as error:
-            self._refuse(command, str(error))
+            self._refuse(command, error.refusal)
         except BaseException as error:  # one request must not end the engine for all others
             let_end(error)
             logger.exception("a request could not be added")
             engine.abort(command["id"])
-            self._refuse(command, f"the request failed: {first_line(error)}")
+            self._refuse(command, Refusal("the request failed", operator=first_line(error)))
 
     def _known_guide(self, engine: Any, command: Message) -> Any:
         guided = GuidedDecoding.of(command["params"].get("guided_decoding"))
@@ -160,8 +161,8 @@ class EngineServer:
         guided = self._make_params(command["params"]).guided_decoding
         return engine.guides.compile(guided, Verdict.from_json(command[GUIDE]))
 
-    def _refuse(self, command: Message, error: str) -> None:
-        self._send({"op": "refused", "id": command["id"], "error": error})
+    def _refuse(self, command: Message, refusal: Refusal) -> None:
+        self._send({"op": "refused", "id": command["id"], "refusal": refusal.to_json()})
 
     def _publish_stats(self, engine: Any) -> None:
         idle = not engine.has_unfinished()

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import EngineError, RequestError
+from kvforge.common.refusals import Refusal
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.guides.shared import shared_judge
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import NEEDS_TOKENIZER, GuidedDecoding, guide_error
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
@@ -117,7 +118,7 @@ class RemoteEngine:
     ) -> None:
         """As ``LLMEngine.add_request``. Raises RequestError for what is wrong with it, or that vLLM does not have."""
         if request_id in self._open:
-            raise RequestError(f"request id {request_id!r} is in use; give another.")
+            raise RequestError(f"request id {request_id!r} is in use", "give another")
         check_honoured(params)
         prompt = check_request(prompt_token_ids, params, self.config, self.tokenizer).prompt.tolist()
         if params.guided_decoding is not None and guide is None:
@@ -159,8 +160,10 @@ class RemoteEngine:
             self._stats = message["stats"]
         elif message["op"] == "refused" and message["id"] in self._open:
             params, _ = self._open.pop(message["id"])
+            refusal = Refusal.from_json(message["refusal"])
             return [
-                SequenceOutput(message["id"], i, [], None, True, "error", message["error"]) for i in range(params.n)
+                SequenceOutput(message["id"], i, [], None, True, "error", refusal.words, refusal=refusal)
+                for i in range(params.n)
             ]
         elif message["op"] == "tokens":
             blob = message.get(BLOB, b"")
@@ -213,11 +216,11 @@ class JudgedGuides:
     def compile(self, guided: GuidedDecoding) -> Verdict:
         """Return the verdict. Raises RequestError where it refuses the guide, or nobody can judge."""
         if self._tokenizer is None:
-            raise RequestError("guided_decoding needs a tokenizer and this engine has none; leave it out.")
+            raise RequestError.of(NEEDS_TOKENIZER)
         try:
             verdict: Verdict = shared_judge(self._tokenizer, self._eos_token_ids).submit(guided).result()
         except WorkersUnavailable as error:
-            raise RequestError(f"guided_decoding cannot be used now: {error}") from None
+            raise guide_error("cannot be used now", operator=str(error)) from None
         verdict.accepted()
         return verdict
 

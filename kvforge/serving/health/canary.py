@@ -4,7 +4,7 @@ import threading
 import time
 
 from kvforge.common.errors import KvforgeError
-from kvforge.serving.health.probe import generate
+from kvforge.serving.health.probe import NoAnswerError, generate
 
 TIMEOUT_S = 20.0
 
@@ -39,7 +39,8 @@ class Canary:
             try:
                 generate(http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, self._timeout_s)
                 self._failure = None
-            except KvforgeError as error:
+            except NoAnswerError as error:
                 waited = time.monotonic() - started
-                silent = "did not answer" in str(error)
-                self._failure = f"a test request got no answer in {waited:.0f} s: {error}" if silent else None
+                self._failure = f"a test request got no answer in {waited:.0f} s: {error}"
+            except KvforgeError:  # it is answered, if only by a refusal
+                self._failure = None

@@ -3,11 +3,15 @@
 import threading
 
 from kvforge.common.errors import KvforgeError
-from kvforge.serving.contract.failures import SHUTTING_DOWN
+from kvforge.common.refusals import QUEUE_FULL, SERVER_ENDS, Refusal
 
 
 class UnavailableError(KvforgeError):
     """The server takes no more requests now; the same request may be served later."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 class Admission:
@@ -30,13 +34,14 @@ class Admission:
         """Count these sequences in. Raises UnavailableError."""
         with self._lock:
             if self.closed and not was_let_in:
-                raise UnavailableError(SHUTTING_DOWN.message)
+                raise UnavailableError(SERVER_ENDS)
             if self.num_open and self.num_open + num_sequences > self.max_num_seqs + self.max_queue_size:
-                raise UnavailableError(
+                said = (
                     f"Exceeds maximum queue size, the queue is full: {self.num_open} sequences are running or waiting, "
                     f"and {self.max_num_seqs} may run and {self.max_queue_size} wait. Maximum queue size of "
-                    f"{self.max_queue_size} has been reached; send the request again later"
+                    f"{self.max_queue_size} has been reached"
                 )
+                raise UnavailableError(Refusal(said, "send the request again later", code=QUEUE_FULL))
             self.num_open += num_sequences
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvforge.common.errors import EngineError, RequestError, first_line
+from kvforge.common.refusals import TOO_LARGE, Refusal
 from kvforge.serving.engine.heartbeat import Heartbeat
 from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.protocol import BLOB, Message, ProtocolError, encode, receive
@@ -41,7 +42,7 @@ class EngineListener(Protocol):
     """What the engine reports. Every method is called on the client's one reader thread."""
 
     def on_tokens(self, outputs: list[StepOutput]) -> None: ...
-    def on_refused(self, request_id: str, error: str) -> None: ...
+    def on_refused(self, request_id: str, refusal: Refusal) -> None: ...
     def on_stats(self, stats: dict) -> None: ...
     def on_lost(self, error: str) -> None:
         """The process died: every request sent before this call is gone."""
@@ -135,7 +136,9 @@ class EngineClient:
         try:
             return encode(message)
         except ProtocolError as error:
-            raise RequestError(f"the request is too large for the engine: {error}") from None
+            raise RequestError(
+                "the request is too large for the engine", "send less", code=TOO_LARGE, operator=str(error)
+            ) from None
 
     def abort(self, request_id: str) -> None:
         """Tell the engine to give up a request, which it may not have."""
@@ -282,7 +285,7 @@ class EngineClient:
         elif op == "stats":
             self._listener.on_stats(message["stats"])
         elif op == "refused":
-            self._listener.on_refused(message["id"], message["error"])
+            self._listener.on_refused(message["id"], Refusal.from_json(message["refusal"]))
 
     def _write(self) -> None:
         while (message := self._outgoing.get()) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.runtime.guides.judge import Judge
 from kvforge.runtime.guides.verdict import Verdict
-from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import NEEDS_TOKENIZER, GuidedDecoding
 from kvforge.workers import WARM_WITHIN_S
 
 logger = logging.getLogger("kvforge.serving")
@@ -18,7 +18,7 @@ logger = logging.getLogger("kvforge.serving")
 Verdicts = list[Verdict | None]
 MAX_GUIDES = 4
 """Different guides of one request: they are judged and compiled one after another, and others wait."""
-NO_TOKENIZER = Verdict(refusal="guided_decoding needs a tokenizer and this engine has none; leave it out.")
+NO_TOKENIZER = Verdict(refusal=NEEDS_TOKENIZER)
 
 
 class GuideDesk:
@@ -50,7 +50,7 @@ class GuideDesk:
         for more than MAX_GUIDES different guides."""
         wanted = [None if guide is None else GuidedDecoding(**guide) for guide in guides]
         if len(different := {guided for guided in wanted if guided is not None}) > MAX_GUIDES:
-            raise RequestError(f"the request has {len(different)} different guides; give at most {MAX_GUIDES}")
+            raise RequestError(f"the request has {len(different)} different guides", f"give at most {MAX_GUIDES}")
         asked = [None if guided is None else self._submit(guided) for guided in wanted]
         open_ones = {future for future in asked if future is not None}
         num_open = len(open_ones) + 1

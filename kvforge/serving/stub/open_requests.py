@@ -21,7 +21,7 @@ class OpenRequests:
         """Raises RequestError when its key is in use."""
         with self._lock:
             if active.key in self._by_key:
-                raise RequestError("input tensor 'stream_key' is another request's: it is for the text models' own use")
+                raise RequestError("is another request's: it is for the text models' own use", field="stream_key")
             self._by_key[active.key] = active
             self._by_engine_id.update(dict.fromkeys(active.engine_ids, active))
 

@@ -59,7 +59,10 @@ def add_row(message: RowMessage, active: ActiveRequest, chunk: Chunk) -> None:
 
 def failure_arrays(outputs: Set[str], failure: Failure) -> dict[str, np.ndarray]:
     """A last response that says what went wrong, in place of an error."""
-    reason = json.dumps({"outcome": failure.outcome, "code": failure.code, "message": failure.message})
+    refusal = None if failure.refusal is None else failure.refusal.to_json()
+    reason = json.dumps(
+        {"outcome": failure.outcome, "code": failure.code, "message": failure.message, "refusal": refusal}
+    )
     arrays = {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": _int32(0),

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import EngineError, KvforgeError, RequestError, first_line, let_end
-from kvforge.serving.contract.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, failure_of, past_deadline
+from kvforge.common.refusals import GUIDES_FULL, Refusal
+from kvforge.serving.contract.failures import (
+    CANCELLED,
+    COMPLETED,
+    SHUTTING_DOWN,
+    Failure,
+    failed,
+    failure_of,
+    past_deadline,
+)
 from kvforge.serving.contract.inputs import with_todays_names
 from kvforge.serving.contract.parameters import (
     KEEP_END_TOKEN,
@@ -27,7 +36,6 @@ from kvforge.serving.contract.parameters import (
     wants_errors_as_tensors,
 )
 from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
-from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.size_limits import SizeLimits
 from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys, lane_of
 from kvforge.serving.contract.text_rows import RowMessage, socket_path
@@ -52,6 +60,7 @@ from kvforge.serving.stub.responder import Responder
 from kvforge.serving.stub.responses import add_row, chunk_arrays, failure_arrays
 from kvforge.serving.stub.sender_pool import SenderPool
 from kvforge.serving.stub.text_links import TextLinks
+from kvforge.workers import WorkersBusy
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -90,9 +99,9 @@ class Stub:
             try:
                 self._accept(request, sender)
             except RequestError as error:
-                self._refuse(request, sender, Failure("refused", str(error)))
+                self._refuse(request, sender, failed("refused", error.refusal))
             except (EngineError, UnavailableError) as error:
-                self._refuse(request, sender, Failure("unavailable", str(error)))
+                self._refuse(request, sender, _unavailable(error))
             except BaseException as error:
                 let_end(error)
                 logger.exception("a request could not be read")
@@ -120,7 +129,7 @@ class Stub:
                 tensors[name] = tensor.as_numpy()
         if is_stop(tensors):
             if not client_id(request):
-                raise RequestError("'stop' ends the request of the same id: give both requests an id")
+                raise RequestError("'stop' ends the request of the same id", "give both requests an id")
             for active in self._requests.with_client_id(client_id(request)):
                 self._stop(active)
             self._responder.acknowledge(sender, self._config.decoupled)
@@ -164,15 +173,16 @@ class Stub:
             return  # it was cancelled meanwhile
         try:
             if isinstance(verdicts, KvforgeError):
-                raise UnavailableError(f"guided decoding is not available: {verdicts}")
+                code = GUIDES_FULL if isinstance(verdicts, WorkersBusy) else None
+                raise UnavailableError(Refusal(f"guided decoding is not available: {verdicts}", code=code))
             for verdict in verdicts:
                 if verdict is not None:
                     verdict.accepted()
             self._send_all(_messages(active, [None if v is None else v.to_json() for v in verdicts]))
         except RequestError as error:
-            self.end(active, Failure("refused", in_tensor_names(str(error))))
+            self.end(active, failed("refused", error.refusal))
         except (EngineError, UnavailableError) as error:
-            self.end(active, Failure("unavailable", str(error)))
+            self.end(active, _unavailable(error))
         except BaseException as error:
             let_end(error)
             logger.exception("a guided request could not be sent on")
@@ -186,7 +196,9 @@ class Stub:
         if lane is None:
             check_parameters(parameters, self._config.inputs)
         elif not self._links.has(lane):
-            raise UnavailableError("the text model has no connection to tensorrt_llm; send the request again")
+            raise UnavailableError(
+                Refusal("the text model has no connection to tensorrt_llm", "send the request again")
+            )
         self._limits.check_tensors(tensors)
         if self._config.wraps_token_ids and self._config.vocab_size:
             tensors = wrap_token_ids(tensors, self._config.vocab_size)
@@ -254,15 +266,17 @@ class Stub:
         elif output.finish_reason == "abort" and active.timeout_s is not None:
             self.end(active, past_deadline(active.timeout_s))
         elif output.finish_reason in ("error", "abort"):
-            self.end(active, Failure("failed", f"the engine gave up this request: {output.stop_reason}"))
+            self.end(
+                active, Failure("failed", f"the engine gave up this request: {output.stop_reason}", output.refusal)
+            )
         else:
             return active.add(output)
         return False
 
-    def on_refused(self, request_id: str, error: str) -> None:
+    def on_refused(self, request_id: str, refusal: Refusal) -> None:
         active = self._requests.by_engine_id(request_id)
         if active is not None:
-            self.end(active, Failure("refused", in_tensor_names(error)))
+            self.end(active, failed("refused", refusal))
 
     def on_stats(self, stats: dict) -> None:
         self._admission.max_num_seqs = stats["max_num_seqs"]
@@ -400,6 +414,12 @@ def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) ->
             message[METERED] = True
         messages.append(EngineClient.encode(message))
     return messages
+
+
+def _unavailable(error: EngineError | UnavailableError) -> Failure:
+    if isinstance(error, UnavailableError):
+        return failed("unavailable", error.refusal)
+    return Failure("unavailable", str(error))
 
 
 def _id_to_log(request: Any) -> str:

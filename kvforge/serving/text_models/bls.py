@@ -29,7 +29,16 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import EngineError, RequestError
-from kvforge.serving.contract.failures import CANCELLED, CODES, SHUTTING_DOWN, Failure, failure_of, past_deadline
+from kvforge.common.refusals import Refusal
+from kvforge.serving.contract.failures import (
+    CANCELLED,
+    CODES,
+    SHUTTING_DOWN,
+    Failure,
+    failed,
+    failure_of,
+    past_deadline,
+)
 from kvforge.serving.contract.inputs import TEXT_INPUTS, refuse_unsupported
 from kvforge.serving.contract.parameters import (
     ERRORS_AS_TENSORS,
@@ -164,7 +173,7 @@ class TextServer:
             try:
                 self._admission.enter(1)
             except UnavailableError as error:
-                self._responder.refuse(sender, Failure("unavailable", str(error)))
+                self._responder.refuse(sender, failed("unavailable", error.refusal))
                 continue
             call = Call(request, sender, time.monotonic())
             self._step(self._accept, call)
@@ -191,7 +200,7 @@ class TextServer:
         except FailedError as error:
             self._refuse(call, error.failure)
         except UnavailableError as error:
-            self._refuse(call, Failure("unavailable", str(error)))
+            self._refuse(call, failed("unavailable", error.refusal))
         except BaseException as error:
             self._refuse(call, failure_of(error))
         self._admission.leave(1)
@@ -276,7 +285,8 @@ class TextServer:
         if FINISH_REASON not in tensors or tensors[FINISH_REASON].as_numpy().item() != ERROR.encode():
             return None
         reason = json.loads(tensors[STOP_REASON].as_numpy().item())
-        return Failure(reason["outcome"], reason["message"])
+        refusal = reason["refusal"]
+        return Failure(reason["outcome"], reason["message"], None if refusal is None else Refusal.from_json(refusal))
 
     def _let_go(self) -> None:
         """Drop the responses of ended calls, oldest first."""

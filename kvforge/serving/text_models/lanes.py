@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kvforge.common.refusals import SERVER_ENDS, Refusal
 from kvforge.serving.stub.admission import UnavailableError
 
 logger = logging.getLogger("kvforge.serving")
@@ -41,17 +42,18 @@ class TextLanes:
             return False
         with self._lock:
             if self._num_bytes and self._num_bytes + num_bytes > self._waiting_bytes:
-                raise UnavailableError(
+                said = (
                     f"long texts of {self._num_bytes} bytes are waiting to be tokenized, and at most "
-                    f"{self._waiting_bytes} may; send the request again later"
+                    f"{self._waiting_bytes} may"
                 )
+                raise UnavailableError(Refusal(said, "send the request again later"))
             self._num_bytes += num_bytes
         lane = sum(num_bytes > bound for bound in LANE_BYTES)
         try:
             self._pools[lane].submit(self._run, num_bytes, job)
         except RuntimeError:  # closed
             self._leave(num_bytes)
-            raise UnavailableError("the server is shutting down; send the request to another one or later") from None
+            raise UnavailableError(SERVER_ENDS) from None
         return True
 
     def close(self) -> None:

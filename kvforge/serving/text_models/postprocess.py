@@ -32,10 +32,10 @@ def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:
 def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:
     if tokens.ndim != 3 or tokens.shape[:2] != lengths.shape:
         raise RequestError(
-            f"input tensor 'SEQUENCE_LENGTH' has shape {list(lengths.shape)}, which does not fit "
-            f"'TOKENS_BATCH' of shape {list(tokens.shape)}"
+            f"has shape {list(lengths.shape)}, which does not fit 'TOKENS_BATCH' of shape {list(tokens.shape)}",
+            field="SEQUENCE_LENGTH",
         )
     if lengths.min(initial=0) < 0 or lengths.max(initial=0) > tokens.shape[2]:
-        raise RequestError(f"input tensor 'SEQUENCE_LENGTH' must be 0 to {tokens.shape[2]}")
+        raise RequestError(f"must be 0 to {tokens.shape[2]}", field="SEQUENCE_LENGTH")
     if tokens.min(initial=0) < 0:
-        raise RequestError("input tensor 'TOKENS_BATCH' has a token id below 0")
+        raise RequestError("has a token id below 0", field="TOKENS_BATCH")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import EngineError, RequestError
+from kvforge.common.refusals import PROMPT, TOO_LARGE
 from kvforge.manifest import TOKENIZER_DIR, Manifest, check_not_replaced, load_manifest
 from kvforge.runtime.requests.checks import MAX_WORDS
 from kvforge.runtime.text.limits import TextLimits
@@ -91,15 +92,17 @@ class Preprocessor:
         size = num_text_bytes(tensors)
         if size > self._max_request_bytes:
             raise RequestError(
-                f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken; send less or "
-                "raise --max-request-bytes"
+                f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken",
+                "send less",
+                code=TOO_LARGE,
+                operator="raise --max-request-bytes",
             )
 
     def _encode(self, query: Any) -> list[int]:
         decoded = text("text_input", query)
         ids = self._encode_prompt(decoded)
         if not decoded or not ids:
-            raise RequestError("the prompt is empty: 'text_input' must hold at least one character")
+            raise RequestError("is empty", "'text_input' must hold at least one character", field=PROMPT)
         return ids
 
     def _words(self, name: str, table: np.ndarray) -> np.ndarray:
@@ -122,9 +125,9 @@ class Preprocessor:
                 "input tensors 'embedding_bias_words' and 'embedding_bias_weights' must have one weight for every word"
             )
         if not self._vocab_size:
-            raise RequestError("input tensor 'embedding_bias_words' cannot be used: the vocabulary's size is unknown")
+            raise RequestError("cannot be used: the vocabulary's size is unknown", field="embedding_bias_words")
         if not np.isfinite(weights).all():
-            raise RequestError("input tensor 'embedding_bias_weights' must hold finite numbers")
+            raise RequestError("must hold finite numbers", field="embedding_bias_weights")
         bias = np.zeros((words.shape[0], self._vocab_size), dtype=np.float32)
         for row in range(words.shape[0]):
             texts = [text("embedding_bias_words", word) for word in words[row].reshape(-1)]
@@ -192,13 +195,12 @@ def _check_words(tensors: Tensors) -> None:
             continue
         number, size = tensors[name].size, _num_bytes(tensors[name])
         if number > MAX_WORDS:
-            raise RequestError(
-                f"input tensor '{ENSEMBLE_NAMES[name]}' has {number} words, but at most {MAX_WORDS} are taken"
-            )
+            raise RequestError(f"has {number} words, but at most {MAX_WORDS} are taken", field=ENSEMBLE_NAMES[name])
         if size > MAX_WORD_BYTES:
             raise RequestError(
-                f"input tensor '{ENSEMBLE_NAMES[name]}' has words of {size} bytes together, but at most "
-                f"{MAX_WORD_BYTES} are taken; send fewer or shorter ones"
+                f"has words of {size} bytes together, but at most {MAX_WORD_BYTES} are taken",
+                "send fewer or shorter ones",
+                field=ENSEMBLE_NAMES[name],
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.serving.contract.failures import CANCELLED, Failure, failure_of
+from kvforge.serving.contract.failures import CANCELLED, failed, failure_of
 from kvforge.serving.contract.inputs import TEXT_INPUTS
 from kvforge.serving.contract.parameters import check_parameters, client_id, read_parameters
 from kvforge.serving.logs.request_log import log_request
@@ -46,7 +46,7 @@ class PreprocessingServer:
                 ):
                     self._answer(sender, request_id, tensors)
             except UnavailableError as error:
-                self._responder.refuse(sender, Failure("unavailable", str(error)))
+                self._responder.refuse(sender, failed("unavailable", error.refusal))
             except BaseException as error:  # one request must not end the others of its batch
                 self._fail(sender, request_id, error)
 

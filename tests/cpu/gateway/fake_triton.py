@@ -14,7 +14,9 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.serving.contract.failures import CODES
+from kvforge.serving.contract.failures import Failure
+from kvforge.serving.contract.response_fields import STOP_REASON
+from kvforge.serving.stub.responses import failure_arrays
 
 DTYPES = {"INT32": "<i4", "FP32": "<f4", "BOOL": "?", "UINT64": "<u8"}
 
@@ -32,15 +34,7 @@ class Row:
     reused_blocks: int | None = None
 
 
-@dataclass
-class Refusal:
-    """An error in place of a response: the stub's by its outcome, Triton's own in words only ("triton")."""
-
-    outcome: str
-    message: str
-
-
-Script = Callable[["Request"], AsyncIterator[Row | Refusal]]
+Script = Callable[["Request"], AsyncIterator[Row | Failure]]
 
 
 @dataclass
@@ -114,7 +108,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             collected: dict[int, Row] = {}
             try:
                 async for row in _until_stopped(self.script(request), request):
-                    if isinstance(row, Refusal):
+                    if isinstance(row, Failure):
                         yield _error(request, row)
                         return
                     elif request.value("streaming"):
@@ -128,7 +122,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield _response(request, row)
 
 
-async def _until_stopped(rows: AsyncIterator[Row | Refusal], request: Request) -> AsyncIterator[Row | Refusal]:
+async def _until_stopped(rows: AsyncIterator[Row | Failure], request: Request) -> AsyncIterator[Row | Failure]:
     """What a script gives before a `stop`, whatever it waits for then."""
     stopped = asyncio.ensure_future(request.stopped.wait())
     try:
@@ -210,11 +204,13 @@ def _response(request: Request, row: Row) -> Any:
     return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
-def _error(request: Request, error: Refusal) -> Any:
+def _error(request: Request, error: Failure) -> Any:
+    """The stub's error, or Triton's own in words only: outcome "triton"."""
     if error.outcome == "triton":
         return service_pb2.ModelStreamInferResponse(error_message=error.message)
     assert request.parameters["errors_as_tensors"]
-    reason = {"outcome": error.outcome, "code": CODES[error.outcome], "message": error.message}
+    (said,) = failure_arrays({STOP_REASON}, error)[STOP_REASON].ravel()
+    reason = json.loads(said)
     return _response(request, Row([], finish_reason="error", stop_reason=reason))
 
 

@@ -256,14 +256,14 @@ def test_what_is_no_such_guide_is_refused(asked: Asked) -> None:
         ({"budget": -1}, "has a budget"),
         ({"budget": 5, "closes": ["x"]}, "has a budget"),
         ({"kind": "after_reasoning"}, "holds another one"),
-        ({"kind": "odd"}, "the guide type is 'odd'"),
-        ({"kind": "regex", "guide": "("}, "the guide of regex cannot be used"),
+        ({"kind": "odd"}, "is of kind 'odd'"),
+        ({"kind": "regex", "guide": "("}, "cannot be used"),
         ({"odd": 1}, "has no 'odd'"),
         ({"closes": [10**9]}, "cannot be used"),
     ):
         verdict = judged(GuidedDecoding("after_reasoning", {**good, **change}), asked.vocabulary, set().__contains__)  # type: ignore[arg-type]
-        assert verdict.refusal is not None and words in verdict.refusal, change
+        assert verdict.refusal is not None and words in str(verdict.refusal), change
     for text in ("", "[]", "{", "5"):
         if text:
             verdict = judged(GuidedDecoding("after_reasoning", text), asked.vocabulary, set().__contains__)
-            assert verdict.refusal is not None and "is a JSON object" in verdict.refusal
+            assert verdict.refusal is not None and "is a JSON object" in verdict.refusal.reason

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
+from kvforge.common.refusals import QUEUE_FULL, Refusal
+from kvforge.serving.contract.failures import Failure, failed
+from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
 from tests.cpu.gateway.http_calls import WAIT_S, endless, wait_until
 
 anthropic = pytest.importorskip("anthropic", reason="the dev extra installs Anthropic's client")
@@ -370,7 +372,7 @@ def test_more_tokens_than_fit_are_counted(client: "anthropic.Anthropic") -> None
     """So a client learns by how much a conversation is too long."""
     long = [{"role": "user", "content": "x" * 5000}]
     assert client.messages.count_tokens(model="tiny", messages=long).input_tokens == 5000 + len("[user][a]")
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the prompt has 5009 tokens"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 'messages' has 5009 tokens"):
         client.messages.create(model="tiny", max_tokens=5, messages=long)
 
 
@@ -466,23 +468,23 @@ def check(error: Any, kind: str, words: str = "") -> None:
 
 
 ERRORS = [
-    (("refused", "input tensor 'stop_strings' holds too much"), "BadRequestError", "invalid_request_error"),
-    (("unavailable", "the queue is full"), "RateLimitError", "rate_limit_error"),
-    (("unavailable", "no"), "OverloadedError", "overloaded_error"),
-    (("lost", "the engine process ended"), "OverloadedError", "overloaded_error"),
-    (("deadline", "passed"), "GatewayTimeoutError", "timeout_error"),
-    (("failed", "broken"), "InternalServerError", "api_error"),
-    (("triton", "unknown model"), "OverloadedError", "overloaded_error"),
+    (failed("refused", Refusal("holds too much", field="stop")), "BadRequestError", "invalid_request_error"),
+    (failed("unavailable", Refusal("the queue is full", code=QUEUE_FULL)), "RateLimitError", "rate_limit_error"),
+    (Failure("unavailable", "no"), "OverloadedError", "overloaded_error"),
+    (Failure("lost", "the engine process ended"), "OverloadedError", "overloaded_error"),
+    (Failure("deadline", "passed"), "GatewayTimeoutError", "timeout_error"),
+    (Failure("failed", "broken"), "InternalServerError", "api_error"),
+    (Failure("triton", "unknown model"), "OverloadedError", "overloaded_error"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("refusal", "raised", "kind"), ERRORS)
+@pytest.mark.parametrize(("failure", "raised", "kind"), ERRORS)
 def test_errors_of_the_engine(
-    client: "anthropic.Anthropic", triton: FakeTriton, refusal, raised: str, kind: str, stream: bool
+    client: "anthropic.Anthropic", triton: FakeTriton, failure: Failure, raised: str, kind: str, stream: bool
 ) -> None:
     async def refuse(request):
-        yield Refusal(*refusal)
+        yield failure
 
     triton.script = refuse
     with pytest.raises(getattr(anthropic, raised)) as found:
@@ -495,7 +497,7 @@ def test_errors_of_the_engine(
 def test_an_error_within_a_stream(client: "anthropic.Anthropic", triton: FakeTriton) -> None:
     async def break_off(request):
         yield Row([100])
-        yield Refusal("lost", "the engine process ended")
+        yield Failure("lost", "the engine process ended")
 
     triton.script = break_off
     events: list[str] = []

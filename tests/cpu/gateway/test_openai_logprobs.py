@@ -10,10 +10,12 @@ import openai
 import pytest
 from tokenizers import decoders
 
+from kvforge.common.refusals import Refusal
 from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, bytes_of
+from kvforge.serving.contract.failures import failed
+from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
 from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level
 
 
@@ -167,17 +169,15 @@ def test_an_engine_that_has_none_is_heard(client: openai.OpenAI, triton: FakeTri
     """The engine's own refusal, in the words of the request."""
 
     async def refuse(request):
-        yield Refusal(
-            "refused",
-            "input tensor 'num_prompt_log_probs' cannot be given, because the KV policy snapkv counts the attention of "
-            "all that goes past the cut; use an engine without it.",
-        )
+        reason = "cannot be given, because the KV policy snapkv counts the attention of all that goes past the cut"
+        yield failed("refused", Refusal(reason, field="prompt_logprobs", operator="use an engine without it"))
 
     triton.script = refuse
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model="tiny", prompt="ab", extra_body=more)
     assert error.value.param == field
     assert "because the KV policy snapkv counts the attention" in error.value.message
+    assert "use an engine" not in error.value.message
 
 
 @pytest.mark.parametrize(

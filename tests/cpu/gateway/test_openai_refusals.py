@@ -7,8 +7,13 @@ from typing import Any
 import openai
 import pytest
 
-from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
+from kvforge.common.refusals import GUIDES_FULL, PROMPT, QUEUE_FULL, TOO_LARGE, UNKNOWN_TOKEN, Refusal
+from kvforge.runtime.requests.checks import too_many_tokens
+from kvforge.runtime.requests.guided_decoding import NEEDS_LLGUIDANCE, gave_up, guide_error
+from kvforge.runtime.requests.outputs import NOTHING_LEFT
+from kvforge.runtime.sampling.sampler import NOT_FINITE
+from kvforge.serving.contract.failures import SHUTTING_DOWN, Failure, failed
+from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import Answer, call, post, wait_until
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -176,31 +181,37 @@ def test_other_paths(client: openai.OpenAI, url: str) -> None:
     check(call(url, "GET", "/redoc"), 404, None)
 
 
+BUSY = Refusal("Exceeds maximum queue size, the queue is full: 8 sequences", code=QUEUE_FULL)
+WORKERS_BUSY = Refusal("guided decoding is not available: 66 jobs wait for a worker; try again.", code=GUIDES_FULL)
+GAVE_UP = "the engine gave up this request"
 ENGINE_ERRORS = [
-    ("refused", "the deadline of the prompt is odd", 400, openai.BadRequestError, "is odd"),
-    ("unavailable", "the queue is full: 8 sequences", 429, openai.RateLimitError, "too many"),
-    ("unavailable", "guided decoding is not available: 66 jobs wait for a worker; try again.", 429,
-     openai.RateLimitError, "too many"),
-    ("unavailable", "the server is shutting down; send the request to another server or later", 503,
-     openai.InternalServerError, "another server or later"),
-    ("unavailable", "engine 0x5 is behind", 503, openai.InternalServerError, "try again later"),
-    ("lost", "the engine process ended by signal 9", 503, openai.InternalServerError, "has ended; try again"),
-    ("deadline", "its timeout was 3 s", 504, openai.InternalServerError, "deadline has passed"),
-    ("cancelled", "the request was cancelled", 499, openai.APIStatusError, "was cancelled"),
-    ("failed", "the request failed: KeyError 'x'", 500, openai.InternalServerError, "its log says why"),
-    ("failed", "the engine gave up: guided decoding gave up: at 7", 400, openai.BadRequestError, "simplify"),
-    ("failed", f"the engine gave up this request: {NO_TOKEN_LEFT}", 400, openai.BadRequestError, "leaves no token"),
-    ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError, "not loaded"),
-    ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError, "not loaded"),
-    ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError, "its log says why"),
+    (failed("refused", Refusal("the deadline of the prompt is odd")), 400, openai.BadRequestError, "is odd"),
+    (Failure("refused", "TypeError: 5"), 400, openai.BadRequestError, "cannot be served"),
+    (failed("unavailable", BUSY), 429, openai.RateLimitError, "too many requests"),
+    (failed("unavailable", WORKERS_BUSY), 429, openai.RateLimitError, "too many new forms"),
+    (SHUTTING_DOWN, 503, openai.InternalServerError, "another server or later"),
+    (Failure("unavailable", "engine 0x5 is behind"), 503, openai.InternalServerError, "try again later"),
+    (failed("unavailable", Refusal("engine 0x5 is behind")), 503, openai.InternalServerError, "try again later"),
+    (Failure("lost", "the engine process ended by signal 9"), 503, openai.InternalServerError, "has ended; try again"),
+    (Failure("deadline", "its timeout was 3 s"), 504, openai.InternalServerError, "deadline has passed"),
+    (Failure("cancelled", "the request was cancelled"), 499, openai.APIStatusError, "was cancelled"),
+    (Failure("failed", "the request failed: KeyError 'x'"), 500, openai.InternalServerError, "its log says why"),
+    (Failure("failed", GAVE_UP, NOT_FINITE), 500, openai.InternalServerError, "its log says why"),
+    (Failure("failed", GAVE_UP, gave_up("at 7").refusal), 400, openai.BadRequestError, "too complex.*simplify"),
+    (Failure("failed", GAVE_UP, NOTHING_LEFT), 400, openai.BadRequestError, "leaves no token"),
+    (Failure("triton", "Request for unknown model: 'tensorrt_llm' is not found"), 503, openai.InternalServerError,
+     "not loaded"),
+    (Failure("triton", "Stub process 'tensorrt_llm_0_0' is not healthy."), 503, openai.InternalServerError,
+     "not loaded"),
+    (Failure("triton", "unexpected shape for input 'seed'"), 500, openai.InternalServerError, "its log says why"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("outcome", "message", "status", "kind", "words"), ENGINE_ERRORS)
-def test_engine_errors(client, triton: FakeTriton, outcome, message, status, kind, words, stream: bool) -> None:
+@pytest.mark.parametrize(("failure", "status", "kind", "words"), ENGINE_ERRORS)
+def test_engine_errors(client, triton: FakeTriton, failure: Failure, status, kind, words, stream: bool) -> None:
     async def script(request):
-        yield Refusal(outcome, message)
+        yield failure
 
     triton.script = script
     with pytest.raises(kind, match=words) as found:
@@ -212,7 +223,7 @@ def test_engine_errors(client, triton: FakeTriton, outcome, message, status, kin
 def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, triton: FakeTriton) -> None:
     async def script(request):
         yield Row([100])
-        yield Refusal("lost", "the engine process ended")
+        yield Failure("lost", "the engine process ended")
 
     triton.script = script
     texts = []
@@ -237,7 +248,7 @@ def test_answer_without_an_end_is_an_error(client: openai.OpenAI, triton: FakeTr
 def test_one_failing_prompt_ends_all(client: openai.OpenAI, triton: FakeTriton) -> None:
     async def script(request):
         if request.prompt == [100]:
-            yield Refusal("failed", "broken")
+            yield Failure("failed", "broken")
         while True:
             await asyncio.sleep(0.01)
             yield Row([101])
@@ -249,42 +260,37 @@ def test_one_failing_prompt_ends_all(client: openai.OpenAI, triton: FakeTriton) 
 
 
 REFUSALS = [
-    ("input tensor 'runtime_top_k' ('top_k' of ensemble) is -5; give a whole number of at least 0.", "top_k", "is -5"),
-    ("input tensor 'request_output_len' ('max_tokens' of ensemble) is missing", "max_completion_tokens", "is missing"),
-    ("input tensor 'embedding_bias' has 5 numbers a prompt, but the model's vocabulary has 320", "logit_bias", "has 5"),
-    ("input tensor 'stop_strings' has 9 characters together; give at most 4.", "stop", "give at most 4"),
-    ("input tensor 'min_tokens' is 9, above max_tokens; lower it.", "min_tokens", "is 9"),
-    ("the request parameter 'stop_token_ids' cannot be used; give token ids", "stop_token_ids", "give token ids"),
-    ("input tensor 'guided_decoding_guide' cannot be used: the guide of json_schema cannot be used: at 7(8): failed "
-     "to compile JSON schema: regex parse error: (( ^ error: unclosed group 5 | 6 | tag_0_trig[lazy]: TAG_TEXT",
-     "response_format", "unclosed group"),
-    ("input tensor 'guided_decoding_guide' cannot be used: the schema holds 900 references; give at most 500.",
-     "response_format", "900 references"),
-    ("the guide of json_schema has 70000 bytes; give at most 65536.", "response_format", "65536"),
-    ("guided_decoding needs llguidance; install kvforge[serve].", "response_format", "too complex"),
-    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it, or "
-     "give a larger --max-seq-len, to the build too, if the model has more than 6 positions.", "messages",
-     "the prompt has 9 tokens"),
-    ("the prompt holds token id 999, but the model's ids are 0 to 319; use the engine's tokenizer, or start the "
-     "server with --wrap-token-ids for a load test", "messages", "token id 999"),
-    ("the request's tensors have 9 bytes, but at most 5 are taken; send less or raise --max-request-bytes", None,
+    (Refusal("is -5", "give a whole number of at least 0", "top_k"), "top_k", "is -5; give a whole number"),
+    (Refusal("is missing", field="max_tokens"), "max_completion_tokens", "is missing"),
+    (Refusal("has 5 numbers a prompt, but the model's vocabulary has 320", field="logit_bias"), "logit_bias", "has 5"),
+    (Refusal("has 9 characters together", "give at most 4", "stop"), "stop", "'stop' has 9 characters"),
+    (Refusal("is 9, above the 5 tokens to generate", "lower it or raise {max_tokens}", "min_tokens"), "min_tokens",
+     "lower it or raise max_completion_tokens"),
+    (Refusal("cannot be used", "give token ids", "stop_token_ids"), "stop_token_ids", "give token ids"),
+    (guide_error("cannot be used: regex parse error: unclosed group").refusal, "response_format", "unclosed group"),
+    (guide_error("cannot be used: the schema holds 900 references", "give at most 500").refusal, "response_format",
+     "900 references; give at most 500"),
+    (NEEDS_LLGUIDANCE, "response_format", "cannot be used here; leave it out"),
+    (too_many_tokens("9", 6).refusal, "messages", "'messages' has 9 tokens"),
+    (Refusal("holds token id 999", "use the engine's tokenizer", PROMPT, UNKNOWN_TOKEN), "messages", "token id 999"),
+    (Refusal("the request's tensors have 9 bytes", "send less", code=TOO_LARGE, operator="--max-request-bytes"), None,
      "too large"),
-    ("input tensor 'prompt_table' is not offered", None, "is not offered"),
-    ("'x' is no input of this model and no request parameter; input tensor 'y'", None, "no request parameter"),
+    (Refusal("{max_tokens} is in a text of the client's", "keep it"), None, "{max_tokens} is"),
+    (Refusal("is no number", "give one", "input_ids"), "messages", "is no number"),
 ]  # fmt: skip
-INNER = ("tensor", "ensemble", "--", "request_output_len", "runtime_", "guided_decoding", "TAG_TEXT", "llguidance",
-         "max_seq_len", "stop_strings", "embedding_bias")  # fmt: skip
+INNER = ("tensor", "ensemble", "--", "request_output_len", "runtime_", "guided_decoding", "llguidance", "stop_strings",
+         "embedding_bias")  # fmt: skip
 
 
-@pytest.mark.parametrize(("message", "param", "words"), REFUSALS)
-def test_refusals_of_the_engine_speak_of_the_clients_fields(url, triton: FakeTriton, message, param, words) -> None:
+@pytest.mark.parametrize(("refusal", "param", "words"), REFUSALS)
+def test_refusals_of_the_engine_speak_of_the_clients_fields(url, triton: FakeTriton, refusal, param, words) -> None:
     async def script(request):
-        yield Refusal("refused", message)
+        yield failed("refused", refusal)
 
     triton.script = script
     body = {**CHAT, "response_format": {"type": "json_object"}, "max_completion_tokens": 9}
     answer = post(f"{url}/v1/chat/completions", body)
-    check(answer, 413 if "tensors have" in message else 400, param, words)
+    check(answer, 413 if refusal.code == TOO_LARGE else 400, param, words)
     said = json.loads(answer.body)["error"]["message"]
     assert not any(word in said for word in INNER), said
 
@@ -293,7 +299,7 @@ def test_limits_name_the_field_that_was_given(url: str) -> None:
     for body, words in (
         ({"max_completion_tokens": 4095}, "lower max_completion_tokens or"),
         ({"max_tokens": 4095}, "lower max_tokens or"),
-        ({"max_completion_tokens": 5, "min_tokens": 9}, "above max_completion_tokens"),
+        ({"max_completion_tokens": 5, "min_tokens": 9}, "raise max_completion_tokens"),
     ):
         answer = post(f"{url}/v1/chat/completions", {**CHAT, **body})
         assert words in answer.body, answer.body

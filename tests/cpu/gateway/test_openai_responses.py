@@ -6,7 +6,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
+from kvforge.runtime.requests.guided_decoding import guide_error
+from kvforge.serving.contract.failures import Failure, failed
+from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
 from tests.cpu.gateway.http_calls import call, post
 from tests.cpu.gateway.test_openai_refusals import check
 from tests.cpu.gateway.test_openai_tools import CALL, OTHER, prompt_of, say
@@ -268,15 +270,15 @@ def test_refusals(url: str, triton: FakeTriton, more: dict, param: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_of_the_engine(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
     async def refuse(request):
-        yield Refusal("refused", "the guide of json_schema cannot be used: it allows no text.")
+        yield failed("refused", guide_error("cannot be used: it allows no text").refusal)
 
     async def break_off(request):
         yield Row([100])
-        yield Refusal("lost", "the engine process ended")
+        yield Failure("lost", "the engine process ended")
 
     triton.script = refuse
     form = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match=r"'text\.format' cannot be kept to: it allows no text"):
+    with pytest.raises(openai.BadRequestError, match=r"'text\.format' cannot be used: it allows no text"):
         client.responses.create(model="tiny", input="hi", text=form, stream=stream)
     triton.script = break_off
     with pytest.raises(openai.APIError, match="has ended"):

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.refusals import QUEUE_FULL, Refusal
 from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import listen
+from kvforge.serving.contract.failures import Failure, failed
 from kvforge.serving.processes import run_dir
 from kvforge.serving.processes.run_dir import STATE_FILE
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
+from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import (
     COMPLETION,
     WAIT_S,
@@ -55,10 +57,10 @@ def test_ready(url: str, start: Callable[..., str], triton: FakeTriton, tmp_path
 
 def test_ready_without_a_state_file_asks_the_engine(start: Callable[..., str], triton: FakeTriton) -> None:
     async def broken(request):
-        yield Refusal("lost", "the engine process ended")
+        yield Failure("lost", "the engine process ended")
 
     async def busy(request):
-        yield Refusal("unavailable", "the queue is full")
+        yield failed("unavailable", Refusal("the queue is full", code=QUEUE_FULL))
 
     for script, status in ((broken, 503), (busy, 200)):
         triton.script = script

@@ -9,12 +9,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.refusals import Refusal
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
+from kvforge.runtime.requests.guided_decoding import guide_error
+from kvforge.serving.contract.failures import failed
 from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
-from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
+from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
 from tests.cpu.gateway.http_calls import WAIT_S, post
 from tests.cpu.gateway.test_openai_refusals import check
 
@@ -270,12 +273,12 @@ def test_what_guides_cannot_keep_is_left_to_the_model(url: str, triton: FakeTrit
     assert kept.status == 200 and "x-kvforge-unguided" not in kept.headers
 
 
-def refuse_first(message: str) -> Callable:
+def refuse_first(refusal: Refusal) -> Callable:
     """A script of an engine that refuses every guide of more than a few words."""
 
     async def script(request):
         if "properties" in request.texts("guided_decoding_guide")[0]:
-            yield Refusal("refused", message)
+            yield failed("refused", refusal)
             return
         async for row in bytes_of(f"{OTHER} ", request, "stop"):
             yield row
@@ -283,7 +286,7 @@ def refuse_first(message: str) -> Callable:
     return script
 
 
-COSTLY = "the guide of json_schema cannot be used: to compile it takes more than 1.5 s of processor time, simplify it."
+COSTLY = guide_error("cannot be used: to compile it takes more than 1.5 s of processor time, simplify it").refusal
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -311,7 +314,7 @@ def test_a_strict_schema_that_the_engine_refuses_is_named(url: str, triton: Fake
 
 
 def test_other_refusals_are_not_asked_again(url: str, triton: FakeTriton) -> None:
-    triton.script = refuse_first("input tensor 'request_output_len' is odd")
+    triton.script = refuse_first(Refusal("is odd", field="max_tokens"))
     body = {"model": "tiny", "messages": HELLO, "tools": function(parameters=SCHEMA)}
     assert post(f"{url}/v1/chat/completions", body).status == 400 and len(triton.requests) == 1
 

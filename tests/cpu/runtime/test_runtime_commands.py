@@ -120,7 +120,7 @@ def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
         (["--prompt", "a", "--max-seq-len", "513"], "max_seq_len is 513"),
         (["--prompt", "long", "--max-seq-len", "4"], "the prompt has 4 tokens, but the engine takes at most 3"),
         (["--prompt", "a", "--presence-penalty", "1e300"], "presence_penalty is 1e+300"),
-        (["--prompt", "a", "--regex", "("], "the guide of regex cannot be used"),
+        (["--prompt", "a", "--regex", "("], "guided_decoding cannot be used"),
         (["--prompt", "a", "--json-schema", "missing.json"], "missing.json cannot be read"),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_guide_that_gives_up_ends_its_sequence_alone():
         use_tqdm=False,
     )
     assert broken.outputs[0].finish_reason == "error"
-    assert str(broken.outputs[0].stop_reason).startswith("guided decoding gave up: ")
+    assert str(broken.outputs[0].stop_reason).startswith("guided_decoding gave up: ")
     assert other.outputs[0].text == "ab" * 4
     llm.engine.check_invariants()
 
@@ -269,7 +269,7 @@ def test_what_guided_decoding_needs(monkeypatch):
     assert (text.text, text.stop_reason) == ("ababab", 7)
     for name in ("llguidance", "kvforge.runtime.guides.matchers"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(RequestError, match=r"needs llguidance; install kvforge\[serve\]"):
+    with pytest.raises(RequestError, match=r"install kvforge\[serve\] for llguidance"):
         make_llm().engine.add_request("r", [5], guided("json"))
 
 
@@ -315,7 +315,7 @@ def test_a_limit_of_the_parser_makes_no_matcher_anew(monkeypatch):
     compiler = GuideCompiler(tokenizer, (2,), VOCAB_SIZE)
     one = compiler.compile(GuidedDecoding("ebnf_grammar", "start: e\ne: e e | e e e | /[a-z ]/")).start()
     letter = tokenizer.encode("a", add_special_tokens=False)[0]
-    with pytest.raises(KvforgeError, match="guided decoding gave up: "):
+    with pytest.raises(KvforgeError, match="guided_decoding gave up: "):
         for _ in range(200):
             compiler.begin_step()
             one.next_tokens()

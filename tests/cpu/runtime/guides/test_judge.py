@@ -43,21 +43,21 @@ def verdict(judge: Judge, guide: GuidedDecoding) -> Verdict:
 def test_what_crashes_the_library_is_refused_and_known(judge: Judge, name: str) -> None:
     guide = guided(KNOWN[name])
     found = verdict(judge, guide)
-    assert found.refusal is None or found.refusal.startswith("the guide of json_schema cannot be used: ")
+    assert found.refusal is None or str(found.refusal).startswith("guided_decoding cannot be used: ")
     started = judge._pool.num_started
     assert verdict(judge, guide) is found and judge._pool.num_started == started
 
 
 def test_a_crash_is_met_at_all(judge: Judge) -> None:
     """Where llguidance mends it this fails: then take the next guide that crashes it."""
-    words = f"the guide of json_schema cannot be used: {CRASHED}."
-    assert verdict(judge, guided(KNOWN["smallest integer"])).refusal == words
+    words = f"guided_decoding cannot be used: {CRASHED}."
+    assert str(verdict(judge, guided(KNOWN["smallest integer"])).refusal) == words
 
 
 @pytest.mark.parametrize("name", ["twenty patterns"])
 def test_what_takes_hours_is_refused_after_its_processor_time(judge: Judge, name: str) -> None:
     found = verdict(judge, guided(KNOWN[name]))
-    assert found.refusal is not None and "takes more than 1.5 s of processor time" in found.refusal
+    assert found.refusal is not None and "takes more than 1.5 s of processor time" in found.refusal.reason
     assert judge.submit(guided(KNOWN[name])).done()
 
 
@@ -76,7 +76,7 @@ def test_wide_schemas_get_wide_limits(judge: Judge) -> None:
 def test_random_guides_get_a_verdict(judge: Judge, seed: int) -> None:
     found = verdict(judge, guided(random_guide(seed)))
     assert (found.refusal is None) == bool(found.grammar)
-    assert found.refusal is None or (found.refusal.endswith(".") and "\n" not in found.refusal)
+    assert found.refusal is None or "\n" not in str(found.refusal)
     assert Verdict.from_json(found.to_json()) == found
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from kvforge.runtime import SamplingParams
+from kvforge.runtime.requests.outputs import NOTHING_LEFT
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
-from kvforge.runtime.sampling.sampler import sample
+from kvforge.runtime.sampling.sampler import NOT_FINITE, sample
 from kvforge.runtime.sampling.state import RequestSampling
 from tests.support.rounding import logprob_error
 
@@ -117,7 +118,7 @@ def test_a_row_whose_every_token_is_forbidden_fails_alone():
     params = SamplingParams(bad_words_ids=[[8, i] for i in range(VOCAB)], temperature=0.0)
     logits = random_logits(2)
     result = sample(logits, [make_sequence(params, generated=[8]), make_sequence(params, generated=[9])])
-    assert list(result.errors) == [0] and "leave no token" in result.errors[0]
+    assert list(result.errors) == [0] and result.errors[0] == NOTHING_LEFT
     assert result.tokens[1] == int(logits[1].argmax())
 
 
@@ -149,7 +150,7 @@ def test_rows_that_are_not_finite_fail_alone(values, changes):
     alone = [sample(logits[i : i + 1], [make_sequence(params)]).tokens[0] for i in (0, 2)]
     logits[1, : len(values)] = torch.tensor(values)
     result = sample(logits, [make_sequence(params) for _ in range(3)])
-    assert result.errors == {1: "the model's logits are not finite"}
+    assert result.errors == {1: NOT_FINITE}
     assert [result.tokens[0], result.tokens[2]] == alone and 1 not in result.logprobs
 
 

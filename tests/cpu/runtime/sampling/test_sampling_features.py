@@ -9,6 +9,7 @@ import torch
 
 from kvforge.common.errors import RequestError
 from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.requests.outputs import NOTHING_LEFT
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.sampling.sampler import sample
 from kvforge.runtime.sampling.state import RequestSampling
@@ -90,7 +91,7 @@ def test_bias_of_minus_infinity(temperature):
         assert sample(logits, [make_sequence(params)]).tokens == [only]
     nothing = SamplingParams(temperature=temperature, logit_bias={token: -math.inf for token in range(VOCAB)})
     result = sample(random_logits(2, 0), [make_sequence(nothing), make_sequence(SamplingParams(temperature=0.0))])
-    assert list(result.errors) == [0] and "leave no token" in result.errors[0]
+    assert list(result.errors) == [0] and result.errors[0] == NOTHING_LEFT
     assert result.tokens[1] == int(random_logits(2, 0)[1].argmax())
 
 

@@ -41,4 +41,4 @@ def test_reasoning_reaches_the_template_under_either_name(read: str) -> None:
 def test_reasoning_that_cannot_be_used(thoughts: dict, field: str) -> None:
     with pytest.raises(FieldError) as error:
         render_conversation(ChatTemplate(""), replayed(**thoughts))
-    assert error.value.field == field
+    assert error.value.refusal.field == field

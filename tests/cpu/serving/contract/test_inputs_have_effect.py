@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvforge.common.errors import RequestError
 from kvforge.serving.contract import inputs, parameters
 from kvforge.serving.contract.request import is_stop, parse_batch
 from kvforge.serving.contract.stream_keys import STREAM_KEY
 from kvforge.serving.server.repository import repository_templates
+from tests.support.serving.refusals import refused
 
 BASE = {
     "input_ids": np.array([[5, 6, 7, 8]], np.int32), "input_lengths": np.array([[3]], np.int32),
@@ -96,5 +96,5 @@ def test_parameters_without_effect_have_a_reason(name: str) -> None:
 
 def test_a_model_that_does_not_read_a_parameter_refuses_it() -> None:
     for name in parameters.OWN:
-        with pytest.raises(RequestError, match=f"'{name}' is no input of this model and no request parameter"):
+        with refused(f"'{name}' is no input of this model and no request parameter"):
             parameters.check_parameters({name: 1}, (), own=())

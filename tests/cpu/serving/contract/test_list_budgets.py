@@ -6,12 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import MAX_DRAFT_TOKENS, MAX_ID_WORDS, MAX_RANGES, MAX_SYMBOLS, MAX_WORDS
 from kvforge.serving.contract.request import parse_batch
 from kvforge.serving.contract.sampling import TENSORS, sampling_fields
 from kvforge.serving.contract.size_limits import SizeLimits
 from kvforge.serving.contract.word_lists import decode_words, encode_words
+from tests.support.serving.refusals import refused
 
 BASE = {"request_output_len": np.array([[4]], np.int32)}
 MANY = 1 << 22
@@ -33,11 +33,11 @@ def unlisted(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", ["stop_words_list", "bad_words_list"])
 def test_too_many_words_are_refused_as_an_array(name: str) -> None:
     table = np.stack([np.full(MANY // 2, 3, np.int32), np.arange(1, MANY // 2 + 1, dtype=np.int32)])
-    with pytest.raises(RequestError, match=f"^input tensor '{name}' .*has {MANY // 2} entries; give at most 8192.$"):
+    with refused(f"^input tensor '{name}' .*has {MANY // 2} entries; give at most 8192$"):
         sampling_fields({**BASE, name: unlisted(table[None])}, 0)
     one = np.stack([np.full(MANY // 2, 3, np.int32), np.full(MANY // 2, -1, np.int32)])
     one[1, 0] = MANY // 2
-    with pytest.raises(RequestError, match=f"has {MANY // 2} token ids together; give at most {MAX_SYMBOLS}.$"):
+    with refused(f"has {MANY // 2} token ids together; give at most {MAX_SYMBOLS}$"):
         sampling_fields({**BASE, name: unlisted(one[None])}, 0)
     most = encode_words([[token] for token in range(MAX_ID_WORDS)])
     field = next(field for field, tensor in TENSORS.items() if tensor == name)
@@ -53,13 +53,13 @@ def test_too_many_words_are_refused_as_an_array(name: str) -> None:
     ],
 )
 def test_too_many_numbers_are_refused_as_an_array(name: str, most: int) -> None:
-    with pytest.raises(RequestError, match=f"^input tensor '{name}' has {MANY} entries; give at most {most}.$"):
+    with refused(f"^input tensor '{name}' has {MANY} entries; give at most {most}$"):
         sampling_fields({**BASE, name: unlisted(np.zeros((1, MANY), np.int32))}, 0)
 
 
 def test_too_many_stop_strings_are_refused_before_they_are_decoded() -> None:
     not_text = np.full((1, MAX_WORDS + 1), b"\xff", np.object_)
-    with pytest.raises(RequestError, match=r"^input tensor 'stop_strings' .*has 4097 entries; give at most 4096.$"):
+    with refused(r"^input tensor 'stop_strings' .*has 4097 entries; give at most 4096$"):
         sampling_fields({**BASE, "stop_strings": not_text}, 0)
 
 
@@ -79,7 +79,7 @@ def test_word_tables_are_read_as_one_word_after_another() -> None:
             return None
         return [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
 
-    rng, refused = random.Random(0), 0
+    rng, num_refused = random.Random(0), 0
     for _ in range(3000):
         size = rng.randrange(6)
         ids = [rng.randrange(99) for _ in range(size)]
@@ -90,12 +90,12 @@ def test_word_tables_are_read_as_one_word_after_another() -> None:
         table = np.array([ids, offsets], np.int32).reshape(2, size)
         expected = plain(ids, offsets)
         if expected is None:
-            refused += 1
-            with pytest.raises(RequestError, match="offsets that do not fit"):
+            num_refused += 1
+            with refused("offsets that do not fit"):
                 decode_words("stop_words_list", table)
         else:
             assert decode_words("stop_words_list", table) == expected
-    assert 500 < refused < 2500
+    assert 500 < num_refused < 2500
 
 
 def test_a_prompt_longer_than_any_sequence_is_refused_before_it_is_read() -> None:
@@ -105,11 +105,11 @@ def test_a_prompt_longer_than_any_sequence_is_refused_before_it_is_read() -> Non
         "input_lengths": np.array([[MANY]], np.int32),
         **BASE,
     }
-    with pytest.raises(RequestError, match=f"^the prompt has {MANY} tokens, but the engine takes at most 99"):
+    with refused(f"^the prompt has {MANY} tokens, but the engine takes at most 99"):
         limits.check_tensors(tensors)
     limits.check_tensors({**tensors, "input_lengths": np.array([[99]], np.int32)})
     SizeLimits(max_request_bytes=1 << 30, vocab_size=8).check_tensors(tensors)
     wrong = {"input_ids": np.ones((1, 3), np.int32), "input_lengths": np.array([[1000]], np.int32), **BASE}
     limits.check_tensors(wrong)
-    with pytest.raises(RequestError, match="'input_lengths' is 1000, but 'input_ids' has 3 tokens"):
+    with refused("'input_lengths' is 1000, but 'input_ids' has 3 tokens"):
         parse_batch(wrong, True)

@@ -5,12 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from kvforge.common.errors import RequestError
+from kvforge.common.refusals import PROMPT, UNKNOWN_TOKEN, Refusal
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.parameters import stop_token_ids
 from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
-from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.word_lists import decode_words, encode_words
+from kvforge.serving.contract.words import sentence
+from tests.support.serving.refusals import refused
 
 BASE = {
     "input_ids": np.array([[5, 6, 7, 0]], np.int32),
@@ -46,7 +47,8 @@ def test_any_number_is_a_token_for_load_tests() -> None:
     wrapped = wrap_token_ids({**BASE, "input_ids": ids}, 100)
     assert wrapped["input_ids"].tolist() == [[5, 47, 97, 0]] and wrapped["input_ids"].dtype == np.int32
     assert wrap_token_ids({"a": ids}, 100)["a"] is ids
-    said = in_tensor_names("the prompt holds token id 9, but the model's ids are 0 to 8; use the engine's tokenizer.")
+    said = sentence(Refusal("holds token id 9", "use the engine's tokenizer", PROMPT, UNKNOWN_TOKEN))
+    assert said.startswith("the prompt holds token id 9; ")
     assert said.endswith("use the engine's tokenizer, or start the server with --wrap-token-ids for a load test")
 
 
@@ -94,7 +96,7 @@ def test_batch_rows_are_requests_of_their_own() -> None:
     first, second = parse_batch(tensors, exclude_input_default=False)
     assert (first.prompt, first.params["max_tokens"]) == ([5, 6, 7], 1)
     assert (second.prompt, second.params["max_tokens"]) == ([8, 9], 2)
-    with pytest.raises(RequestError, match="different batch sizes"):
+    with refused("different batch sizes"):
         parse_batch({**tensors, "end_id": np.array([[1]])}, exclude_input_default=False)
 
 
@@ -107,7 +109,7 @@ def test_word_tables_round_trip() -> None:
 
 @pytest.mark.parametrize("table", [[[1, 2], [3, -1]], [[1, 2], [2, 1]], [[1, 2], [0, -1]], [[1, 2]]])
 def test_broken_word_tables_are_refused(table: list) -> None:
-    with pytest.raises(RequestError, match="stop_words_list"):
+    with refused("stop_words_list"):
         decode_words("stop_words_list", np.array(table))
 
 
@@ -139,13 +141,13 @@ def test_broken_word_tables_are_refused(table: list) -> None:
     ],
 )
 def test_refusals(tensors: dict, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+    with refused(words):
         parsed(**tensors)
 
 
 @pytest.mark.parametrize("name", BASE)
 def test_missing_tensors_are_named(name: str) -> None:
-    with pytest.raises(RequestError, match=name):
+    with refused(name):
         parse_batch({key: value for key, value in BASE.items() if key != name}, True)
 
 
@@ -158,7 +160,7 @@ def test_stop_tokens_of_the_parameters() -> None:
     assert stop_token_ids({}) == [] and stop_token_ids({"stop_token_ids": ""}) == []
     assert stop_token_ids({"stop_token_ids": "5,70000"}) == [5, 70000]
     for value in ("5,", "-1", "a", "5, 6", "\u0665", 5, True, "5" * 11, "1," * 40000 + "1"):
-        with pytest.raises(RequestError, match="cannot be used"):
+        with refused("cannot be used"):
             stop_token_ids({"stop_token_ids": value})
     end = {"end_id": np.array([[7]], dtype=np.int32)}
     for tensors, expected in (({}, [5, 6]), (end, [7, 5, 6])):
@@ -176,7 +178,7 @@ def test_stop_tokens_of_the_parameters() -> None:
 )
 def test_what_one_response_cannot_hold(more: dict, message: str) -> None:
     check_one_response(parse_batch(BASE, True))
-    with pytest.raises(RequestError, match=message):
+    with refused(message):
         check_one_response(parse_batch({**BASE, **more}, True))
-    with pytest.raises(RequestError, match="several prompts"):
+    with refused("several prompts"):
         check_one_response(parse_batch({name: np.repeat(array, 2, 0) for name, array in BASE.items()}, True))

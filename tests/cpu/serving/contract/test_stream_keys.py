@@ -5,10 +5,9 @@ import stat
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from kvforge.common.errors import RequestError
 from kvforge.serving.contract.stream_keys import SECRET_FILE, StreamKeys
+from tests.support.serving.refusals import refused
 
 
 def test_makers_of_one_folder_share_a_secret_and_never_a_key(tmp_path: Path) -> None:
@@ -35,5 +34,5 @@ def test_a_tensor_of_one_valid_key_is_read(tmp_path: Path) -> None:
     assert keys.read(None) is None
     assert keys.read(np.array([[key], [key]])) == key
     for tensor in ([[key], [next_key]], [[key + 1]], [[]]):
-        with pytest.raises(RequestError, match="leave it out"):
+        with refused("leave it out"):
             keys.read(np.array(tensor, dtype=np.int64))

@@ -19,7 +19,7 @@ class Desk:
         self.begun = threading.Semaphore(0)
         self.known: dict[str, str] = {}
         self.thread = GuideThread(
-            self._known, self._compile, self.back.put, lambda c, why: self.refused.put((c["id"], why))
+            self._known, self._compile, self.back.put, lambda c, why: self.refused.put((c["id"], str(why)))
         )
 
     def _known(self, command: dict) -> str | None:
@@ -31,7 +31,7 @@ class Desk:
         self.begun.release()
         assert self.go.acquire(timeout=WAIT_S)
         if command[GUIDE] == "bad":
-            raise RequestError("no.")
+            raise RequestError("no")
         if command[GUIDE] == "panic":
             raise BaseException("native")
         return f"compiled {command[GUIDE]}"
@@ -74,7 +74,7 @@ def test_what_fails_is_refused_and_the_next_goes_on() -> None:
     assert desk.next()["id"] == "c"
     assert desk.next()[COMPILED] == "compiled bad to know"
     assert desk.refused.get(timeout=WAIT_S) == ("a", "no.")
-    assert desk.refused.get(timeout=WAIT_S) == ("b", "the guide could not be compiled; change it")
+    assert desk.refused.get(timeout=WAIT_S) == ("b", "guided_decoding could not be compiled; change it.")
     assert desk.thread._waiting == {"c", "d"}, "what is refused is forgotten"
 
 

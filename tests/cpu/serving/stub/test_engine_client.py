@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import EngineError
+from kvforge.common.refusals import Refusal
 from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.processes.facts import process_id, wait_gone
 from kvforge.serving.stub import engine_client
@@ -40,8 +41,8 @@ class Listener:
         for output in outputs:
             self.tokens.put(output)
 
-    def on_refused(self, request_id: str, error: str) -> None:
-        self.refused.put((request_id, error))
+    def on_refused(self, request_id: str, refusal: Refusal) -> None:
+        self.refused.put((request_id, str(refusal)))
 
     def on_stats(self, stats: dict) -> None:
         self.stats = stats
@@ -101,7 +102,7 @@ def test_tokens_come_back_and_repeat(client: EngineClient, listener: Listener) -
 
 def test_a_refusal_keeps_nothing(client: EngineClient, listener: Listener) -> None:
     add(client, "long", [1] * 600, 5)
-    assert listener.refused.get(timeout=WAIT_S) == ("long", "the prompt has 600 tokens, the engine takes 511")
+    assert listener.refused.get(timeout=WAIT_S) == ("long", "the prompt has 600 tokens, the engine takes 511.")
     add(client, "bad", [1], 5, top_p=7.0)
     request_id, error = listener.refused.get(timeout=WAIT_S)
     assert request_id == "bad"
@@ -113,7 +114,7 @@ def test_a_refusal_keeps_nothing(client: EngineClient, listener: Listener) -> No
 def test_a_surprise_in_one_request_leaves_the_engine_running(client: EngineClient, listener: Listener) -> None:
     add(client, "bystander", [1], 20)
     add(client, "poison", [-7], 5)
-    assert listener.refused.get(timeout=WAIT_S) == ("poison", "the request failed: poison")
+    assert listener.refused.get(timeout=WAIT_S) == ("poison", "the request failed; poison.")
     assert len(read(listener, "bystander")) == 20
 
 
@@ -122,7 +123,7 @@ def test_a_native_library_s_panic_in_one_request_leaves_the_engine_running(
 ) -> None:
     add(client, "bystander", [1], 20)
     add(client, "panic", [PANIC], 5)
-    assert listener.refused.get(timeout=WAIT_S) == ("panic", "the request failed: a pattern took too long")
+    assert listener.refused.get(timeout=WAIT_S) == ("panic", "the request failed; a pattern took too long.")
     assert len(read(listener, "bystander")) == 20
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvforge.common.errors import RequestError
 from kvforge.serving.contract.parameters import check_parameters, read_parameters, timeout_s
 from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.contract.size_limits import SizeLimits
@@ -18,6 +17,7 @@ from kvforge.serving.processes.state_files import LENGTH, StateWriter, drain_dea
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.admission import Admission, UnavailableError
 from kvforge.serving.stub.open_requests import OpenRequests
+from tests.support.serving.refusals import refused
 
 
 def request(parameters: dict | None = None, timeout: int = 0) -> SimpleNamespace:
@@ -47,9 +47,9 @@ def test_the_queue_is_bounded_but_one_request_always_fits() -> None:
 def test_unknown_parameters_are_named_and_triton_s_are_not() -> None:
     known = {"timeout": 5, "priority": 1, "id": "x", "sequence_id": 1, "triton_enable_empty_final_response": True}
     check_parameters(known, ["top_p"])
-    with pytest.raises(RequestError, match=r"'topp' is no input .*; did you mean 'top_p'"):
+    with refused(r"'topp' is no input .*; did you mean 'top_p'"):
         check_parameters({**known, "topp": 1}, ["top_p", "top_k"])
-    with pytest.raises(RequestError, match=r"'zzz' is no input of this model and no request parameter$"):
+    with refused(r"'zzz' is no input of this model and no request parameter$"):
         check_parameters({"zzz": 1}, ["top_p"])
 
 
@@ -65,14 +65,14 @@ def test_timeouts_are_microseconds(parameters: dict | None, timeout: int, expect
 
 @pytest.mark.parametrize("timeout", [-5, -1, -(2**63)])
 def test_a_negative_timeout_over_grpc_arrives_as_a_huge_one(timeout: int) -> None:
-    with pytest.raises(RequestError, match=f"'timeout' is {timeout}; give whole microseconds of at least 0"):
+    with refused(f"'timeout' is {timeout}; give whole microseconds of at least 0"):
         timeout_s(request({}, timeout % 2**64), {})
     assert timeout_s(request({}, 2**63 - 1), {}) == pytest.approx(2**63 / 1e6)
 
 
 @pytest.mark.parametrize("value", [-1, "soon", "-3", float("inf"), float("nan")])
 def test_impossible_timeouts(value: object) -> None:
-    with pytest.raises(RequestError, match="'timeout'"):
+    with refused("'timeout'"):
         timeout_s(request(), {"timeout": value})
 
 
@@ -143,17 +143,17 @@ def test_a_reader_that_did_not_run_itself_does_not_call_the_stub_silent(
 def test_size_limits() -> None:
     limits = SizeLimits(max_request_bytes=100, vocab_size=8)
     limits.check_tensors({"input_ids": np.zeros((1, 25), np.int32)})
-    with pytest.raises(RequestError, match="104 bytes, but at most 100"):
+    with refused("104 bytes, but at most 100"):
         limits.check_tensors({"input_ids": np.zeros((1, 26), np.int32)})
-    with pytest.raises(RequestError, match="at most 100"):
+    with refused("at most 100"):
         limits.check_tensors({"stop_strings": np.array([[b"a" * 60, b"b" * 60]], dtype=object)})
     limits.check_tensors({"stop_strings": np.array([[b"a" * 40, b"b" * 40]], dtype=object)})
-    with pytest.raises(RequestError, match="at most 100"):
+    with refused("at most 100"):
         limits.check_tensors({"stop_strings": np.full((1, 13), b"", dtype=object)})
-    with pytest.raises(RequestError, match=r"'embedding_bias' has 7 numbers a prompt, but .* has 8"):
+    with refused(r"'embedding_bias' .*has 7 numbers a prompt, but .* has 8"):
         limits.check_tensors({"embedding_bias": np.zeros((1, 7), np.float32)})
     prompt = GenerationRequest([1], False, True, return_generation_logits=True, params={"max_tokens": 10**9})
-    with pytest.raises(RequestError, match="'return_generation_logits' asks for 30517 MiB"):
+    with refused("'return_generation_logits' asks for 30517 MiB"):
         limits.check_logits([prompt])
 
 
@@ -161,7 +161,7 @@ def test_a_key_in_use_is_refused_and_its_owner_stays() -> None:
     requests = OpenRequests()
     first, second = (ActiveRequest(7, "id", None, [GenerationRequest([1], True, True)], frozenset()) for _ in range(2))
     requests.add(first)
-    with pytest.raises(RequestError, match="'stream_key' is another request's"):
+    with refused("'stream_key' is another request's"):
         requests.add(second)
     assert requests.by_engine_id("7.0") is first
     assert requests.with_client_id("id") == [first]

@@ -108,7 +108,7 @@ class Say:
 
 
 def failed(triton: Triton, outcome: str, message: str) -> SimpleNamespace:
-    reason = json.dumps({"outcome": outcome, "message": message}).encode()
+    reason = json.dumps({"outcome": outcome, "message": message, "refusal": None}).encode()
     arrays = {"finish_reason": np.array([[b"error"]], object), "stop_reason": np.array([[reason]], object)}
     return triton.InferenceResponse([Tensor(name, array) for name, array in arrays.items()])
 

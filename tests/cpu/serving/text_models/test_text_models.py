@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvforge.common.errors import EngineError, RequestError
+from kvforge.common.errors import EngineError
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.request import parse_batch
 from kvforge.serving.contract.word_lists import decode_words
@@ -15,6 +15,7 @@ from kvforge.serving.text_models.postprocess import Postprocessor
 from kvforge.serving.text_models.preprocess import MAX_WORD_BYTES, Preprocessor, load_tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
+from tests.support.serving.refusals import refused
 
 VOCAB_SIZE, END_ID, PAD_ID = 400, 2, 0
 CONTRACT = json.loads((Path(__file__).parents[1] / "contract" / "triton_contract.json").read_text())
@@ -86,12 +87,12 @@ def test_biased_words_make_a_dense_bias(tokenizer_dir: Path, tokenizer: Tokenize
         for token in tokenizer.encode(word, add_special_tokens=False):
             expected[0, token] += weight
     np.testing.assert_array_equal(bias, expected)
-    with pytest.raises(RequestError, match="one weight for every word"):
+    with refused("one weight for every word"):
         preprocessor(tokenizer_dir).run({"QUERY": texts("x"), "EMBEDDING_BIAS_WORDS": words})
 
 
 def test_texts_over_the_limit(tokenizer_dir: Path) -> None:
-    with pytest.raises(RequestError, match="21 bytes, but at most 20"):
+    with refused("21 bytes, but at most 20"):
         preprocessor(tokenizer_dir, 20).run({"QUERY": texts("a" * 15), "STOP_WORDS_DICT": texts("b" * 6)})
 
 
@@ -99,7 +100,7 @@ def test_texts_over_the_limit(tokenizer_dir: Path) -> None:
     ("query", "words"), [("", "the prompt is empty"), (b"\xff", "'text_input' is not valid UTF-8")]
 )
 def test_refused_texts(tokenizer_dir: Path, query: str | bytes, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+    with refused(words):
         preprocessor(tokenizer_dir).run({"QUERY": texts(query)})
 
 
@@ -118,7 +119,7 @@ def test_tokens_become_the_text_of_each_row(tokenizer_dir: Path, tokenizer: Toke
 def test_tokens_that_cannot_be_decoded_are_refused() -> None:
     tokenizer = panicking_decoder()
     (bad,) = tokenizer.encode(PANICKING_TEXT)
-    with pytest.raises(RequestError, match="cannot be shown as text"):
+    with refused("cannot be shown as text"):
         Postprocessor(tokenizer).run(np.array([[[bad]]], np.int32), np.array([[1]]))
 
 
@@ -134,7 +135,7 @@ def test_word_lists_are_bounded_by_their_text(tokenizer_dir: Path, monkeypatch: 
             if fits:
                 assert model.run(tensors)
                 continue
-            with monkeypatch.context() as patch, pytest.raises(RequestError, match=f"at most {MAX_WORD_BYTES} are"):
+            with monkeypatch.context() as patch, refused(f"at most {MAX_WORD_BYTES} are"):
                 patch.setattr(Tokenizer, "encode_all", None)  # refused before any word is tokenized
                 model.run(tensors)
 
@@ -143,5 +144,5 @@ def test_a_text_beyond_the_context_is_refused(tokenizer_dir: Path) -> None:
     model = Preprocessor(load_tokenizer(str(tokenizer_dir)), VOCAB_SIZE, 1 << 20, max_seq_len=101)
     assert model.run({"QUERY": texts("a" * 100)})["REQUEST_INPUT_LEN"].tolist() == [[100]]
     for length in (101, 1000, 1 << 19):
-        with pytest.raises(RequestError, match="shorten it, or give a larger --max-seq-len, to the build too, if"):
+        with refused("shorten it, or give a larger --max-seq-len, to the build too, if"):
             model.run({"QUERY": texts("a" * length)})
