@@ -18,8 +18,8 @@ def is_panic(error: BaseException | None) -> bool:
 
 
 class panics_as:
-    """``with panics_as(RequestError, "the text cannot be tokenized", "send another one"):`` raises that error instead of
-    a panic. All other errors pass. The panic's own text, which may name files, goes to the process's stderr alone."""
+    """``with panics_as(RequestError, "the text cannot be tokenized"):`` raises that error instead of a panic. All other
+    errors pass. The panic's own text, which may name files, goes to the process's stderr alone."""
 
     __slots__ = ("_error", "_words")
 
