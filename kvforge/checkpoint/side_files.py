@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvforge.common.errors import CheckpointError, CheckpointWarning, RequestError
 from kvforge.common.number_checks import check_sampling
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 
 Use = Literal["used", "checked", "ignored"]
 
@@ -35,11 +36,7 @@ def _checked(why: str, **neutral: Any) -> dict[str, Row]:
 _SAMPLING = "a default of transformers' generate that is not served; noted where it would change texts"
 GENERATION: Mapping[str, Row] = {
     **_rows("used", "ends a text, besides that of config.json", "eos_token_id"),
-    **_rows(
-        "used",
-        "the model's default of sampling",
-        *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    ),
+    **_rows("used", "the model's default of sampling", *DEFAULT_FIELDS),
     **_rows("ignored", "temperature says whether tokens are drawn, as in vLLM", "do_sample"),
     **_checked(
         _SAMPLING,
@@ -196,7 +193,9 @@ def check_side_files(folder: Path, generation: Mapping[str, Any], tokenizer: Map
             f"{name} is {reprlib.repr(value)} in tokenizer_config.json of {folder}, which is not supported; remove it."
         )
     try:
-        check_sampling(generation)
+        for name in DEFAULT_FIELDS:
+            if generation.get(name) is not None:
+                check_sampling(name, generation[name])
     except RequestError as error:
         raise CheckpointError(f"generation_config.json of {folder} cannot be used: {error}") from None
     found = [f"{name} {reprlib.repr(value)}" for name, value in _unusual(GENERATION, generation)]

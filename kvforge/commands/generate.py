@@ -44,7 +44,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     chat.add_argument("--chat", action="store_true", help="answer, instead of going on with the text")
     add_chat_options(chat)
     add_sampling_options(parser, max_tokens=128)
-    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (default: 0)")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt")
     guide = parser.add_mutually_exclusive_group()
     guide.add_argument("--json-schema", type=Path, metavar="FILE", help="generate JSON of the schema in this file")
@@ -83,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(
         n=args.n,
         max_tokens=args.max_tokens,
-        min_tokens=args.min_tokens,
         guided_decoding=_guide(args),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,

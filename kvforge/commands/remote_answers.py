@@ -12,12 +12,12 @@ from typing import Any
 from kvforge.commands.chat_options import opening, template_options
 from kvforge.commands.parsers import display_of
 from kvforge.commands.url_argument import check_for_url, given, server_of
+from kvforge.common.sampling_fields import API_SAMPLING
 from kvforge.remote.server import RemoteServer
 
-_SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-             "frequency_penalty", "seed", "stop", "bad_words")  # fmt: skip
+_SAMPLING = ("max_tokens", *API_SAMPLING, "seed", "stop", "bad_words")
 _CHAT = ("system", "chat_template_kwargs")
-_GENERATE = ("min_tokens", "n", "ignore_eos", "logprobs")
+_GENERATE = ("n", "ignore_eos", "logprobs")
 _OF_GENERATE = ("prompt", "chat", "json", "json_schema", "regex", "grammar")
 
 

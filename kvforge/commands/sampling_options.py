@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.parsers import display_of
-from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS, GENERATION_CONFIGS
+from kvforge.common.sampling_fields import (
+    API_SAMPLING,
+    AUTO,
+    DEFAULT_FIELDS,
+    GENERATION_CONFIGS,
+    SAMPLING_FIELDS,
+    SamplingField,
+)
 
 if TYPE_CHECKING:
     from kvforge.runtime.requests.defaults import SamplingDefaults
+
+_OTHERS = tuple(name for name in API_SAMPLING if name not in DEFAULT_FIELDS)
+"""Of each request."""
 
 
 def add_default_options(parser: argparse._ActionsContainer) -> None:
@@ -19,13 +29,14 @@ def add_default_options(parser: argparse._ActionsContainer) -> None:
         choices=GENERATION_CONFIGS,
         help="auto: sample as the model's generation_config.json says where nobody does; none: as without that file",
     )
-    parser.add_argument("--temperature", type=float, metavar="T", help="of sampling; 0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep K tokens; 0: all")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep this probability mass")
-    parser.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the most probable one")
-    parser.add_argument(
-        "--repetition-penalty", type=float, metavar="X", help="divides the logits of tokens that are there"
-    )
+    for name in DEFAULT_FIELDS:
+        _add_number(parser, SAMPLING_FIELDS[name])
+
+
+def _add_number(parser: argparse._ActionsContainer, field: SamplingField) -> None:
+    kind = type(field.neutral)
+    default = None if field.is_default else field.neutral
+    parser.add_argument(field.option, type=kind, default=default, metavar=field.metavar, help=field.about)
 
 
 def sampling_defaults(args: argparse.Namespace, folder: Path) -> "SamplingDefaults":
@@ -49,10 +60,8 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
         help="tokens at most" + ("" if max_tokens else " (default: what the context holds)"),
     )
     add_default_options(parser)
-    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens that are there")
-    parser.add_argument(
-        "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time that tokens are there"
-    )
+    for name in _OTHERS:
+        _add_number(parser, SAMPLING_FIELDS[name])
     parser.add_argument(
         "--seed", type=int, default=None, metavar="N", help="make sampling repeatable (default: by chance)"
     )
@@ -77,8 +86,7 @@ def sampling_options(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         display_of(args).note(f"sampling with {defaults}")
     return dict(
         **defaults.values,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
+        **{name: getattr(args, name) for name in _OTHERS},
         seed=args.seed,
         stop=args.stop,
         bad_words=args.bad_words,

@@ -1,24 +1,15 @@
 """Checks of single numbers; every refusal is one sentence with the number's name and a remedy."""
 
 import reprlib
-from collections.abc import Mapping
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxlong = _repr.maxother = 100
 shown = _repr.repr
 """A value as Python writes it, cut where it is long."""
-
-INTEGERS_OF_SAMPLING: Mapping[str, tuple[int, int]] = {"top_k": (-1, 2**31 - 1)}
-NUMBERS_OF_SAMPLING: Mapping[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 1e4, False),
-    "top_p": (0.0, 1.0, True),
-    "min_p": (0.0, 1.0, False),
-    "repetition_penalty": (1e-3, 1e3, False),
-}
-"""Ranges of what a request and a model's generation_config.json may say of sampling."""
 
 
 def is_number(value: Any) -> bool:
@@ -43,11 +34,10 @@ def check_number(name: str, value: Any, low: float, high: float, open_low: bool)
         )
 
 
-def check_sampling(values: Mapping[str, Any]) -> None:
-    """Raise RequestError for the first default of sampling that is outside its range; null says nothing."""
-    for name, whole in INTEGERS_OF_SAMPLING.items():
-        if values.get(name) is not None:
-            check_integer(name, values[name], *whole)
-    for name, bounds in NUMBERS_OF_SAMPLING.items():
-        if values.get(name) is not None:
-            check_number(name, values[name], *bounds)
+def check_sampling(name: str, value: Any) -> None:
+    """Raise RequestError unless ``value`` is in the range that SAMPLING_FIELDS has for that name."""
+    field = SAMPLING_FIELDS[name]
+    if field.is_whole:
+        check_integer(name, value, int(field.low), int(field.high))
+    else:
+        check_number(name, value, field.low, field.high, field.open_low)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from kvforge.common.checkpoint_files import tokenizer_files
 from kvforge.common.errors import EngineError, KvforgeError
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.evaluation.engine import check_finished
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime import LLM, SamplingParams
@@ -216,7 +217,7 @@ class EngineLM(TemplateLM):
             )
         if not options.pop("do_sample"):
             options["temperature"] = 0.0
-        known = {"temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"}
+        known = {*DEFAULT_FIELDS, "seed"}
         if unknown := sorted(set(options) - known):
             raise KvforgeError(
                 f"the task sets {unknown[0]} for generation, which the engine does not have; remove it from the task."

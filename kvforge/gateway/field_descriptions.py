@@ -1,6 +1,9 @@
 """What each field of a request means, in a line for /openapi.json; ranges and types are elsewhere."""
 
+from kvforge.common.sampling_fields import API_SAMPLING, SAMPLING_FIELDS
+
 DESCRIPTIONS = {
+    **{name: SAMPLING_FIELDS[name].about for name in API_SAMPLING},
     "add_generation_prompt": "whether the prompt ends where the assistant's answer begins",
     "add_special": "whether the tokenizer adds its special tokens to content",
     "add_special_tokens": "whether the tokenizer adds its special tokens, such as the one that begins a text",
@@ -9,7 +12,6 @@ DESCRIPTIONS = {
     "content": "the text to tokenize, in llama.cpp's name",
     "continue_final_message": "whether the answer goes on with the last message",
     "echo": "whether the answer begins with the prompt",
-    "frequency_penalty": "subtracted from a token's logit for each time that it was generated",
     "guided_choice": "the answer is one of these texts",
     "guided_grammar": "the answer is a text of this grammar, in GBNF or Lark",
     "guided_json": "the answer is JSON of this schema",
@@ -24,18 +26,14 @@ DESCRIPTIONS = {
     "max_tokens": "tokens generated at most",
     "messages": "the conversation",
     "metadata": "repeated in the answer",
-    "min_p": "drops tokens less probable than this share of the most probable one",
-    "min_tokens": "tokens before which nothing ends the answer",
     "model": "a name of /v1/models, or left out",
     "n": "answers for each prompt",
     "output_config": "how much effort (effort) and which form of text (format)",
     "parallel_tool_calls": "whether an answer may call more than one tool",
-    "presence_penalty": "subtracted from the logits of tokens that were generated",
     "prompt": "a text or token ids, for completions also a list of them",
     "prompt_logprobs": "log-probabilities of this many tokens at each place of the prompt",
     "reasoning": "how much effort (effort)",
     "reasoning_effort": "what the chat template takes under this name",
-    "repetition_penalty": "divides the logits of tokens that are there",
     "response_format": "the form of the answer: text, any JSON, JSON of a schema",
     "return_token_strs": "whether the tokens are given as text, too",
     "seed": "makes sampling repeatable",
@@ -46,16 +44,13 @@ DESCRIPTIONS = {
     "stream_options": "whether a stream has the numbers of tokens, at its end or with each event",
     "structured_outputs": "the form of the answer, in vLLM's words",
     "system": "the system's message",
-    "temperature": "of sampling; 0 takes the most probable token",
     "text": "the form of the answer (format)",
     "thinking": "whether the model thinks first, and how much",
     "thinking_token_budget": "tokens of reasoning at most",
     "tokens": "the token ids",
     "tool_choice": "none, auto, required, or which tool to call",
     "tools": "functions that the model may call",
-    "top_k": "samples of the K most probable tokens; 0 and -1: of all",
     "top_logprobs": "how many tokens have log-probabilities beside the chosen one",
-    "top_p": "samples of the fewest tokens that have this probability together",
     "user": "who asks; repeated in the answer",
     "with_pieces": "whether each token has its text",
 }

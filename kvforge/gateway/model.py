@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.options import GatewayOptions
@@ -17,7 +18,6 @@ from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
-from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer

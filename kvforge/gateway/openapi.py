@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 from kvforge.gateway.error_faces import MESSAGES, face_of
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.field_descriptions import DESCRIPTIONS
@@ -30,7 +31,7 @@ from kvforge.gateway.request_reader import DEFAULT_MAX_TOKENS
 from kvforge.gateway.responses_request import KNOWN as RESPONSES
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS
 from kvforge.gateway.token_requests import DETOKENIZE, TOKENIZE, TOKENIZE_REFUSED
-from kvforge.runtime.requests.params import INTEGERS, NUMBERS
+from kvforge.runtime.requests.params import INTEGERS
 from kvforge.tokenization.conversation import MESSAGE_FIELDS
 
 Schema = dict[str, Any]
@@ -90,11 +91,13 @@ BODIES = {
 def schemas(options: GatewayOptions) -> dict[str, Schema]:
     """A schema for each field that requests read, of any path; a Body has its own for those that differ."""
     sampling: dict[str, Schema] = {name: _whole(*bounds) for name, bounds in INTEGERS.items()}
-    for name, (low, high, is_open) in NUMBERS.items():
-        sampling[name] = {"type": "number", "exclusiveMinimum" if is_open else "minimum": low, "maximum": high}
-    number = {**_whole(1, options.max_n), "default": 1}
+    for name, number in SAMPLING_FIELDS.items():
+        low = "exclusiveMinimum" if number.open_low else "minimum"
+        kind = "integer" if number.is_whole else "number"
+        sampling[name] = {"type": kind, low: number.low, "maximum": number.high}
+    answers = {**_whole(1, options.max_n), "default": 1}
     return sampling | {
-        **dict.fromkeys(("n", "best_of"), number),
+        **dict.fromkeys(("n", "best_of"), answers),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
         **dict.fromkeys(("top_logprobs", "prompt_logprobs"), _TOP),
         **dict.fromkeys(("logprobs", "stream", "echo", "ignore_eos", "continue_final_message", "return_token_strs",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
-from kvforge.runtime.requests.default_fields import AUTO, GENERATION_CONFIGS
+from kvforge.common.sampling_fields import AUTO, DEFAULT_FIELDS, GENERATION_CONFIGS, SAMPLING_FIELDS
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,10 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
         str,
         "auto: where requests do not say, as generation_config.json does",
     ),
-    "temperature": (float, "of requests that do not say; so are the following"),
-    "top_p": (float, "the probability mass to keep"),
-    "top_k": (int, "the tokens to keep, 0 for all"),
-    "min_p": (float, "the part of the most probable token's probability to keep tokens from"),
-    "repetition_penalty": (float, "divides the logits of tokens that are there"),
+    **{
+        name: (type(SAMPLING_FIELDS[name].neutral), f"{SAMPLING_FIELDS[name].about}, where requests do not say")
+        for name in DEFAULT_FIELDS
+    },
     "api_key_file": (Path, "one key per line; $KVFORGE_API_KEY adds one"),
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),

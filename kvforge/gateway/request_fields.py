@@ -9,15 +9,11 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from kvforge.common.sampling_fields import API_SAMPLING
 from kvforge.common.suggestions import did_you_mean
 from kvforge.gateway.errors import ApiError, bad_field
 
-SAMPLING = frozenset(
-    {
-        "n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "seed", "stop", "stop_token_ids", "logit_bias",
-    }
-)  # fmt: skip
+SAMPLING = frozenset({*API_SAMPLING, "n", "seed", "stop", "stop_token_ids", "logit_bias"})
 """Fields of kvforge.runtime.SamplingParams of the same name."""
 GUIDES = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvforge.common.sampling_fields import API_SAMPLING
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.request_fields import (
     REFUSED,
@@ -15,8 +16,7 @@ from kvforge.gateway.request_fields import (
 )
 from kvforge.tokenization.conversation import PART_TEXTS, PART_WITHOUT_EFFECT, part_text
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
-             "repetition_penalty", "seed", "stop", "logit_bias", "stop_token_ids", "ignore_eos")  # fmt: skip
+_SAMPLING = (*API_SAMPLING, "seed", "stop", "logit_bias", "stop_token_ids", "ignore_eos")
 _SAME = (*_SAMPLING, "model", "stream", "parallel_tool_calls", "chat_template_kwargs")
 KNOWN = frozenset({*_SAME, "input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "metadata",
                    "user", "reasoning"})  # fmt: skip

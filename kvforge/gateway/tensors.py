@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, KEEP_END_TOKEN, STOP_TOKEN_IDS, STREAM_INTERVAL
@@ -73,18 +74,12 @@ def request_template(
     cache_stats: bool = False,
     timeout_s: float | None = None,
 ) -> bytes:
-    """All that requests with these parameters have in common, serialized. Top-p is always sent: without it
-    TensorRT-LLM's choice is greedy."""
+    """All that requests with these parameters have in common, serialized."""
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     _add(request, "request_output_len", "INT32", _one(params.max_tokens, np.int32))
     _add(request, "streaming", "BOOL", _one(streaming, np.bool_))
-    _add(request, "temperature", "FP32", _one(params.temperature, np.float32))
-    _add(request, "runtime_top_p", "FP32", _one(params.top_p, np.float32))
     _add(request, "seed", "UINT64", _one((params.seed or 0) % 2**64, np.uint64))
-    for name, tensor, datatype, dtype, neutral in _OPTIONAL:
-        value = getattr(params, name)
-        if value != neutral:
-            _add(request, tensor, datatype, _one(value, dtype))
+    _add_numbers(request, params)
     _add_ends(request, params)
     if params.stop:
         _add_texts(request, "stop_strings", params.stop)
@@ -137,18 +132,21 @@ def stop_request(request_id: str) -> service_pb2.ModelInferRequest:
     return request
 
 
-# Field of SamplingParams, tensor, datatype, numpy's, and the value that need not be sent.
-_OPTIONAL: tuple[tuple[str, str, str, Any, Any], ...] = (
-    ("n", "num_return_sequences", "INT32", np.int32, 1),
-    ("top_k", "runtime_top_k", "INT32", np.int32, 0),
-    ("min_p", "min_p", "FP32", np.float32, 0.0),
-    ("min_tokens", "min_tokens", "INT32", np.int32, 0),
-    ("repetition_penalty", "repetition_penalty", "FP32", np.float32, 1.0),
-    ("presence_penalty", "presence_penalty", "FP32", np.float32, 0.0),
-    ("frequency_penalty", "frequency_penalty", "FP32", np.float32, 0.0),
-    ("logprobs", "num_top_log_probs", "INT32", np.int32, None),
-    ("prompt_logprobs", "num_prompt_log_probs", "INT32", np.int32, None),
-)
+_ALWAYS = ("temperature", "top_p")
+"""Without top-p TensorRT-LLM's choice is greedy, whatever the temperature."""
+
+
+def _add_numbers(request: service_pb2.ModelInferRequest, params: SamplingParams) -> None:
+    for name, field in SAMPLING_FIELDS.items():
+        value = getattr(params, name)
+        if name in _ALWAYS or value != field.neutral:
+            dtype = np.int32 if field.is_whole else np.float32
+            _add(request, field.tensor or name, field.datatype, _one(value, dtype))
+    if params.n > 1:
+        _add(request, "num_return_sequences", "INT32", _one(params.n, np.int32))
+    for asked, tensor in ((params.logprobs, "num_top_log_probs"), (params.prompt_logprobs, "num_prompt_log_probs")):
+        if asked is not None:
+            _add(request, tensor, "INT32", _one(asked, np.int32))
 
 
 def _add_ends(request: service_pb2.ModelInferRequest, params: SamplingParams) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvforge.common.errors import EngineError, RequestError
+from kvforge.common.sampling_fields import AUTO
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.engine_thread import EngineThread
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.loading import load_engine
-from kvforge.runtime.requests.default_fields import AUTO
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams

@@ -8,9 +8,9 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.common.errors import RequestError
+from kvforge.common.sampling_fields import AUTO
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.loading import load_engine
-from kvforge.runtime.requests.default_fields import AUTO
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.common.sampling_fields import API_SAMPLING, SAMPLING_FIELDS
 from kvforge.runtime.guides.grammar import grammar_of
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding, guide_error
-from kvforge.runtime.requests.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
+from kvforge.runtime.requests.params import MIN_TEMPERATURE, SamplingParams
 
 MAX_TEMPERATURE = 2.0
 LEAST_TEMPERATURE = 0.01
@@ -35,8 +36,8 @@ def check_honoured(params: SamplingParams) -> None:
         raise RequestError(
             f"is not offered by {_TARGET}, whose prefix cache keeps what was used last", field="retention"
         )
-    for name, default in (("top_p_decay", 1.0), ("top_p_min", MIN_TOP_P), ("top_p_reset_id", -1)):
-        if getattr(params, name) != default:
+    for name, number in SAMPLING_FIELDS.items():
+        if number.is_tensor_alone and getattr(params, name) != number.neutral:
             raise RequestError(f"is not offered by {_TARGET}", "leave it out", field=name)
     if params.guided_decoding is not None and params.logprobs is not None:
         raise RequestError(
@@ -65,13 +66,9 @@ def vllm_fields(
     ``_bad_words_token_ids`` are what vLLM makes of strings.
     """
     fields: dict[str, Any] = {
+        **{name: getattr(params, name) for name in API_SAMPLING},
         "temperature": 0.0 if params.temperature < MIN_TEMPERATURE else params.temperature,
-        "top_p": params.top_p,
         "top_k": max(params.top_k, 0),
-        "min_p": params.min_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
         "max_tokens": max_tokens,
         "min_tokens": min(params.min_tokens, max_tokens),
         "stop_token_ids": sorted(stop_ids),

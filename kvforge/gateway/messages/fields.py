@@ -1,11 +1,11 @@
 """The fields of /v1/messages and of the objects in them: which are read, which have no effect by nature, and which are
 refused by name."""
 
+from kvforge.common.sampling_fields import API_SAMPLING
 from kvforge.gateway.request_fields import Refused
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
-            "repetition_penalty", "seed", "logit_bias")  # fmt: skip
-"""Of the same names as in chats; Anthropic has the first three."""
+SAMPLING = (*API_SAMPLING, "seed", "logit_bias")
+"""Of the same names as in chats; Anthropic has temperature, top_p and top_k."""
 SAME = (*SAMPLING, "model", "stream", "max_tokens", "chat_template_kwargs")
 COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
                      "chat_template_kwargs"})  # fmt: skip

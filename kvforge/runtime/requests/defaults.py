@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError, RequestError, first_line
-from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS, GENERATION_CONFIGS, NONE
+from kvforge.common.sampling_fields import AUTO, DEFAULT_FIELDS, GENERATION_CONFIGS, NONE, SAMPLING_FIELDS
 from kvforge.runtime.requests.params import SamplingParams
 
-NEUTRAL = {name: SamplingParams.__dataclass_fields__[name].default for name in DEFAULT_FIELDS}
+NEUTRAL = {name: SAMPLING_FIELDS[name].neutral for name in DEFAULT_FIELDS}
 FILE = "generation_config.json"
 
 

@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from kvforge.common.errors import RequestError
-from kvforge.common.number_checks import INTEGERS_OF_SAMPLING, NUMBERS_OF_SAMPLING, check_integer, check_number
+from kvforge.common.number_checks import check_integer, check_number, check_sampling
+from kvforge.common.sampling_fields import MIN_TOP_P, SAMPLING_FIELDS
 from kvforge.runtime.requests.checks import (
     MAX_DRAFT_TOKENS,
     MAX_ID_WORDS,
@@ -27,11 +28,8 @@ from kvforge.runtime.requests.word_automaton import WordAutomaton
 
 MAX_LOGPROBS = 100
 MAX_SEQUENCES = 256
-MAX_PENALTY = 1e4
 MAX_BIAS = float(np.float32(1e30))
 """The same for those who send float32."""
-MIN_TOP_P = 1e-6
-"""The nucleus is one token here already, and float32 holds it."""
 MIN_TEMPERATURE = 1e-6
 
 
@@ -105,7 +103,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     guided_decoding: GuidedDecoding | None = None
     top_p_decay: float = 1.0
-    top_p_min: float = 1e-6
+    top_p_min: float = MIN_TOP_P
     top_p_reset_id: int = -1
     seed: int | None = None
     logprobs: int | None = None
@@ -130,9 +128,10 @@ class SamplingParams:
         for name, (minimum, maximum) in INTEGERS.items():
             if not self._left_out(name):
                 check_integer(name, getattr(self, name), minimum, maximum)
-        for name, (low, high, open_low) in NUMBERS.items():
-            if not self._left_out(name):
-                check_number(name, getattr(self, name), low, high, open_low)
+        for name in SAMPLING_FIELDS:
+            check_sampling(name, getattr(self, name))
+        if self.deadline_s is not None:
+            check_number("deadline_s", self.deadline_s, 0.0, 1e9, True)
         check_flag("return_logits", self.return_logits)
         if self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -180,23 +179,13 @@ _LISTS = {
     "draft_token_ids": MAX_DRAFT_TOKENS,
     "retention": MAX_RANGES,
 }
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "deadline_s")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 INTEGERS = {
-    **INTEGERS_OF_SAMPLING,
     "n": (1, MAX_SEQUENCES),
     "max_tokens": (1, 2**31 - 1),
-    "min_tokens": (0, 2**31 - 1),
-    "top_p_reset_id": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "priority": (-(2**63), 2**63 - 1),
 }
-NUMBERS: dict[str, tuple[float, float, bool]] = {
-    **NUMBERS_OF_SAMPLING,
-    "top_p_decay": (0.0, 1.0, True),
-    "top_p_min": (0.0, 1.0, True),
-    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
-    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
-    "deadline_s": (0.0, 1e9, True),
-}
+"""Ranges of the whole numbers that are not of SAMPLING_FIELDS."""

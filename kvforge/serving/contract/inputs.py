@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,12 @@ NO_DURATIONS = "pages keep their priority until they are needed, or have none ('
 SUPPORTED = frozenset(
     {
         "input_ids", "input_lengths", "request_output_len", "num_return_sequences", "end_id",
-        "stop_words_list", "bad_words_list", "embedding_bias", "temperature", "runtime_top_k", "runtime_top_p",
-        "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids",
-        "repetition_penalty", "min_tokens", "presence_penalty", "frequency_penalty", "seed", "draft_input_ids",
+        "stop_words_list", "bad_words_list", "embedding_bias", "seed", "draft_input_ids",
         "return_log_probs", "return_generation_logits", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
-        "guided_decoding_guide_type", "guided_decoding_guide", "stop_strings", "num_top_log_probs", "min_p",
-        "num_prompt_log_probs",
+        "guided_decoding_guide_type", "guided_decoding_guide", "stop_strings", "num_top_log_probs",
+        "num_prompt_log_probs", *(field.tensor or name for name, field in SAMPLING_FIELDS.items()),
     }
 )  # fmt: skip
 
@@ -118,13 +117,9 @@ ENSEMBLE_NAMES = {
 
 
 TENSORS = {
+    **{name: field.tensor for name, field in SAMPLING_FIELDS.items() if field.tensor},
     "max_tokens": "request_output_len",
     "n": "num_return_sequences",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "top_p_min": "runtime_top_p_min",
-    "top_p_decay": "runtime_top_p_decay",
-    "top_p_reset_id": "runtime_top_p_reset_ids",
     "stop": "stop_strings",
     "stop_token_ids": "end_id",
     "stop_words_ids": "stop_words_list",

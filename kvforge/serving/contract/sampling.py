@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 from kvforge.runtime.requests.checks import MAX_BIAS_TOKENS, MAX_DRAFT_TOKENS, MAX_RANGES, MAX_WORDS
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.inputs import TENSORS, refuse
@@ -14,10 +15,6 @@ from kvforge.serving.contract.word_lists import decode_words
 
 MAX_TOP_LOG_PROBS = 20
 
-SCALARS = (
-    "temperature", "top_k", "top_p", "top_p_min", "top_p_decay", "top_p_reset_id", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "min_tokens", "min_p",
-)  # fmt: skip
 RETENTION = tuple(f"retention_token_range_{part}" for part in ("starts", "ends", "priorities"))
 
 
@@ -36,9 +33,9 @@ def sampling_fields(
     }
     if params["max_tokens"] is None:
         raise RequestError("is missing", field="max_tokens")
-    for field in SCALARS:
-        if (value := scalar(tensors, TENSORS.get(field, field), row, None)) is not None:
-            params[field] = value
+    for name, number in SAMPLING_FIELDS.items():
+        if (value := scalar(tensors, number.tensor or name, row, None)) is not None:
+            params[name] = value
     if params.get("top_p") == 0.0:
         del params["top_p"]
     if params.get("top_p_min") == 0.0:

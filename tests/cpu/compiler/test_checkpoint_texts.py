@@ -9,9 +9,8 @@ from tokenizers import Tokenizer
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.common.errors import CheckpointError, CheckpointWarning
-from kvforge.common.number_checks import INTEGERS_OF_SAMPLING, NUMBERS_OF_SAMPLING
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.compiler.checkpoint_texts import check_texts
-from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.tokenization.files import read_tokenizer
 from tests.support.models.checkpoints import make_checkpoint
@@ -79,4 +78,4 @@ def test_what_a_build_takes_of_sampling_is_served(checkpoint: Path) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps(own))
     assert said(checkpoint) == []
     assert SamplingDefaults.read(checkpoint).values["temperature"] == 0.0
-    assert {*INTEGERS_OF_SAMPLING, *NUMBERS_OF_SAMPLING} == set(DEFAULT_FIELDS)
+    assert own.keys() - {"do_sample"} == set(DEFAULT_FIELDS)

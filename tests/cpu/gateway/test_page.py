@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvforge.cli import main
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.gateway.page.static_files import FOLDER
-from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
 from tests.cpu.gateway.http_calls import call
 
 FILES = {path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}

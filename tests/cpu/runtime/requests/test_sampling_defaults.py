@@ -11,9 +11,9 @@ import pytest
 from kvforge.cli import make_parser
 from kvforge.commands.sampling_options import sampling_defaults, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError
+from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime import LLM, AsyncLLM, LLMEngine, SamplingParams
-from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
 from kvforge.runtime.requests.defaults import FILE, NEUTRAL, SamplingDefaults
 from tests.support.sessions.fake import FakeSession
 
