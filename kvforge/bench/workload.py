@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import KvforgeError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime import SamplingParams
+from kvforge.runtime.interface import Engine
 from kvforge.runtime.requests.checks import longer_sequences
 
 FIRST_TOKEN_ID = 3
@@ -54,7 +55,7 @@ def load_workloads(path: Path, only: list[str] | None = None) -> list[Workload]:
     return [Workload(name, **entry) for name, entry in data.items() if not only or name in only]
 
 
-def check_fits(workload: Workload, engine: LLMEngine) -> None:
+def check_fits(workload: Workload, engine: Engine) -> None:
     """Raise KvforgeError unless the engine can serve the workload's sequences."""
     length, config = workload.input_tokens + workload.output_tokens, engine.config
     if length > config.max_seq_len:
@@ -73,7 +74,7 @@ def check_fits(workload: Workload, engine: LLMEngine) -> None:
         )
 
 
-def warm_up(engine: LLMEngine, workloads: list[Workload], seed: int) -> None:
+def warm_up(engine: Engine, workloads: list[Workload], seed: int) -> None:
     """Run one short request, so that one-time costs are not measured."""
     longest = min(min(workload.input_tokens for workload in workloads), engine.config.max_num_tokens)
     run_once(engine, Workload("warm-up", 1, longest, 2), np.random.default_rng(seed))
@@ -92,7 +93,7 @@ class Run:
     token: float | None
 
 
-def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) -> Run:
+def run_once(engine: Engine, workload: Workload, rng: np.random.Generator) -> Run:
     """Run all requests of a workload at once. Raises KvforgeError where one fails."""
     shape = (workload.requests, workload.input_tokens)
     prompts = rng.integers(FIRST_TOKEN_ID, engine.config.vocab_size, shape).tolist()
@@ -115,8 +116,9 @@ def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) ->
     return Run(firsts[0], max(firsts), total, later, float(np.median(paces)) if paces else None)
 
 
-def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1) -> dict[str, Any]:
-    """Return the line to print; of several runs that of median total time (the lower of two middle ones)."""
+def measure(workload: Workload, engine: Engine, seed: int, num_runs: int = 1, drafts: bool = False) -> dict[str, Any]:
+    """Return the line to print; of several runs that of median total time (the lower of two middle ones). ``drafts``:
+    the engine drafts, and the line says how well."""
     rng, before = np.random.default_rng(seed), engine.stats()
     runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run.total)
     run = runs[(len(runs) - 1) // 2]
@@ -132,7 +134,7 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
     if run.token is not None:
         result |= {"decode_tok_s": run.later / (run.total - run.prompted), "token_ms": 1e3 * run.token}
     policy, after = engine.config.kv_policy, engine.stats()
-    if engine.drafting.is_on:
+    if drafts:
         result |= _drafts(before, after)
     else:
         exits = {name: f"num_{name}" for name in ("early_exits", "prompt_early_exits")}

@@ -93,8 +93,9 @@ def run(args: argparse.Namespace) -> int:
     )
     for workload in workloads:
         check_fits(workload, engine)
+    drafts = options["speculative"] is not None
     table = BenchTable(
-        drafts=options["speculative"] is not None,
+        drafts=drafts,
         early_exits=options["early_exit_threshold"] is not None,
         prompt_exits="early_exit_prompts" in options,
         policy=engine.config.kv_policy.report_columns,
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         print(table.head())
     warm_up(engine, workloads, args.seed)
     for workload in workloads:
-        result = measure(workload, engine, args.seed, args.num_runs)
+        result = measure(workload, engine, args.seed, args.num_runs, drafts)
         print(json.dumps(result) if args.json else table.row(workload, result), flush=True)
     return 0
 

@@ -18,6 +18,7 @@ from kvforge.demo.streaming import StreamedAnswer, StreamedRun, ask_all, ask_in_
 from kvforge.evaluation.score import answer_of, is_correct
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import Example
@@ -135,6 +136,7 @@ def _printer(name: str, questions: Sequence[Example]) -> Callable[[int, Streamed
 
 def _allocated_bytes_per_token(llm: LLM) -> float:
     """Bytes of the engine's K,V pools as they lie in memory, per token that fits in."""
+    assert isinstance(llm.engine, LLMEngine)
     pools = llm.engine.runner.pools
     num_bytes = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in pool)
     return num_bytes / (llm.engine.config.num_pages * llm.engine.config.page_size)

@@ -11,7 +11,7 @@ from kvforge.common.errors import EngineError, RequestError
 from kvforge.common.sampling_fields import AUTO
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.engine_thread import EngineThread
-from kvforge.runtime.guides.guide import Guide
+from kvforge.runtime.interface import CompiledGuide
 from kvforge.runtime.loading import load_engine
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
@@ -161,7 +161,7 @@ class AsyncLLM:
             return await asyncio.to_thread(self._prompts.encode, prompt)
         return self._prompts.encode(prompt)
 
-    async def _guide(self, params: SamplingParams) -> Guide | None:
+    async def _guide(self, params: SamplingParams) -> CompiledGuide | None:
         """Compiled beside the event loop and the steps."""
         if params.guided_decoding is None:
             return None

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from kvforge.common.errors import EngineError, first_line
-from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.interface import Engine
 from kvforge.runtime.requests.outputs import SequenceOutput
 
 T = TypeVar("T")
@@ -25,20 +25,20 @@ class EngineThread:
 
     def __init__(
         self,
-        load: Callable[[], LLMEngine],
+        load: Callable[[], Engine],
         deliver: Callable[[list[SequenceOutput]], None],
         ended: Callable[[EngineError], None],
     ) -> None:
         self._load, self._deliver, self._on_end = load, deliver, ended
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[LLMEngine], Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[Engine], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._end: EngineError | None = None
-        self.loaded: Future[LLMEngine] = Future()
+        self.loaded: Future[Engine] = Future()
         """The engine; raises what loading it raised."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def call(self, function: Callable[[LLMEngine], T]) -> "Future[T]":
+    def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """What ``function`` returns or raises; EngineError where the thread has ended. It is not called where the
         future is cancelled before its turn."""
         future: Future[T] = Future()
@@ -71,7 +71,7 @@ class EngineThread:
             end = EngineError(f"the engine failed ({type(error).__name__}: {first_line(error)}); start it again.")
         self._finish(end)
 
-    def _carry_out(self, engine: LLMEngine) -> bool:
+    def _carry_out(self, engine: Engine) -> bool:
         """Answer all calls there are, with nothing to compute wait for one; False ends the thread."""
         block = not engine.has_unfinished()
         while True:

@@ -21,6 +21,7 @@ from kvforge.common.errors import EngineReplacedError, KvforgeError, RequestErro
 from kvforge.common.refusals import Refusal
 from kvforge.manifest import check_not_replaced, target_of
 from kvforge.runtime.guides.verdict import Verdict
+from kvforge.runtime.interface import Engine, WatchedEngine
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.engine.allowance import Pulse
@@ -34,7 +35,7 @@ from kvforge.serving.processes.watchdog import end_with_server, exit_with_parent
 
 logger = logging.getLogger("kvforge.engine")
 
-EngineFactory = Callable[[], Any]
+EngineFactory = Callable[[], WatchedEngine]
 STATS_PERIOD_S = 0.1
 ADD_S = 20.0
 """Above what it takes to add any request, guides that must be compiled included."""
@@ -52,7 +53,7 @@ MAX_BLOB_BYTES = 64 << 20
 class EngineServer:
     """Runs one engine for one connected stub.
 
-    `make_engine` returns an object with the methods of `kvforge.runtime.LLMEngine`; `make_params` turns the
+    `make_params` turns the
     `params` of an `add` message into what `add_request` takes, raising RequestError. `pulse` is told what the main
     thread does, and by it the stub; `load_s` is what `make_engine` may take.
     """
@@ -114,7 +115,7 @@ class EngineServer:
                 self._send_outputs(engine, outputs)
             self._publish_stats(engine)
 
-    def _handle_commands(self, engine: Any, guides: GuideThread) -> bool:
+    def _handle_commands(self, engine: Engine, guides: GuideThread) -> bool:
         """Apply waiting commands, with something to compute for at most COMMANDS_S; with nothing, wait for one. False
         ends the process."""
         block = not engine.has_unfinished()
@@ -138,7 +139,7 @@ class EngineServer:
                 engine.abort(command["id"])
                 self._metered.pop(command["id"], None)
 
-    def _add(self, engine: Any, command: Message) -> None:
+    def _add(self, engine: Engine, command: Message) -> None:
         self._pulse.may_take(ADD_S)
         try:
             params = self._make_params(command["params"])
@@ -153,18 +154,18 @@ class EngineServer:
             engine.abort(command["id"])
             self._refuse(command, Refusal("the request failed", operator=first_line(error)))
 
-    def _known_guide(self, engine: Any, command: Message) -> Any:
+    def _known_guide(self, engine: Engine, command: Message) -> Any:
         guided = GuidedDecoding.of(command["params"].get("guided_decoding"))
         return None if guided is None else engine.guides.known(guided)
 
-    def _compile_guide(self, engine: Any, command: Message) -> Any:
+    def _compile_guide(self, engine: Engine, command: Message) -> Any:
         guided = self._make_params(command["params"]).guided_decoding
         return engine.guides.compile(guided, Verdict.from_json(command[GUIDE]))
 
     def _refuse(self, command: Message, refusal: Refusal) -> None:
         self._send({"op": "refused", "id": command["id"], "refusal": refusal.to_json()})
 
-    def _publish_stats(self, engine: Any) -> None:
+    def _publish_stats(self, engine: Engine) -> None:
         idle = not engine.has_unfinished()
         if not idle and time.monotonic() - self._stats_sent_at < STATS_PERIOD_S:
             return
@@ -173,7 +174,7 @@ class EngineServer:
             self._stats, self._stats_sent_at = stats, time.monotonic()
             self._send({"op": "stats", "stats": stats})
 
-    def _send_outputs(self, engine: Any, outputs: list[Any]) -> None:
+    def _send_outputs(self, engine: Engine, outputs: list[Any]) -> None:
         """In one message, or several where arrays make it large."""
         rows: list[Row] = []
         blobs: list[bytes] = []
@@ -241,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.manifest_sha256 is not None:
             check_not_replaced(args.engine, args.manifest_sha256)
 
-    def make_engine() -> Any:
+    def make_engine() -> WatchedEngine:
         check_manifest()  # before all that takes time
         limits = {name: getattr(args, name) for name in LIMITS}
         engine = load(args.engine, enable_prefix_cache=not args.no_prefix_cache, **limits, **speculation_options(args))
@@ -265,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _load_own(engine_dir: str, **options: Any) -> Any:
+def _load_own(engine_dir: str, **options: Any) -> WatchedEngine:
     target_of(engine_dir)  # what is no engine is refused before torch is read, which takes seconds
     from kvforge.runtime import LLMEngine
 
@@ -275,7 +276,7 @@ def _load_own(engine_dir: str, **options: Any) -> Any:
     return engine
 
 
-def _load_vllm(engine_dir: str, **options: Any) -> Any:
+def _load_vllm(engine_dir: str, **options: Any) -> WatchedEngine:
     from kvforge.vllm_engine.engine import load_engine
 
     return load_engine(engine_dir, **options)

@@ -24,7 +24,6 @@ from kvforge.runtime.requests.guided_decoding import NEEDS_TOKENIZER, GuidedDeco
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
-from kvforge.runtime.speculation.drafting import NoDrafting
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.engine.command import process_command
 from kvforge.serving.engine.output_rows import from_row
@@ -71,7 +70,6 @@ class RemoteEngine:
             "max_seq_len": max_seq_len,
         }
         self.guides = JudgedGuides(self.tokenizer, self.manifest.eos_token_ids)
-        self.drafting = NoDrafting()
         self._open: dict[str, tuple[SamplingParams, int]] = {}
         self._num_steps = 0
         arguments = [
@@ -213,14 +211,21 @@ class JudgedGuides:
     def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: SequenceOf[int]) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
 
-    def compile(self, guided: GuidedDecoding) -> Verdict:
+    def known(self, guided: GuidedDecoding) -> None:
+        """None: whether the process compiles it quickly is not known here."""
+
+    def compile(self, guided: GuidedDecoding, verdict: Verdict | None = None) -> Verdict:
         """Return the verdict. Raises RequestError where it refuses the guide, or nobody can judge."""
+        if verdict is not None:
+            verdict.accepted()
+            return verdict
         if self._tokenizer is None:
             raise RequestError.of(NEEDS_TOKENIZER)
         try:
-            verdict: Verdict = shared_judge(self._tokenizer, self._eos_token_ids).submit(guided).result()
+            verdict = shared_judge(self._tokenizer, self._eos_token_ids).submit(guided).result()
         except WorkersUnavailable as error:
             raise guide_error("cannot be used now", operator=str(error)) from None
+        assert verdict is not None
         verdict.accepted()
         return verdict
 

@@ -71,16 +71,20 @@ class FakeEngine:
         manifest = load_manifest(engine_dir)
         return cls(manifest.vocab_size, step_s, max_seq_len or manifest.max_seq_len, seed_of(engine_dir))
 
-    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams, guide: object = None) -> None:
-        if len(prompt) >= self.max_seq_len:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {self.max_seq_len - 1}")
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, guide: object = None
+    ) -> None:
+        if len(prompt_token_ids) >= self.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(prompt_token_ids)} tokens, the engine takes {self.max_seq_len - 1}"
+            )
         if params.n > 1 or params.guided_decoding is not None:
             raise RequestError("the fake engine gives one sequence, and knows no guides")
-        if prompt[0] == POISON:
+        if prompt_token_ids[0] == POISON:
             raise ValueError("poison")
-        if prompt[0] == PANIC:
+        if prompt_token_ids[0] == PANIC:
             raise PanicException("a pattern took too long")
-        self.sequences[request_id] = _Sequence(list(prompt), params)
+        self.sequences[request_id] = _Sequence(list(prompt_token_ids), params)
 
     def abort(self, request_id: str) -> bool:
         return self.sequences.pop(request_id, None) is not None
