@@ -15,12 +15,13 @@ from kvforge.runtime.step.work import WorkListener
 
 _MODULES: dict[str, str] = {
     "ngram": "kvforge.runtime.speculation.prompt_lookup",
+    "suffix": "kvforge.runtime.speculation.suffix",
     "draft_model": "kvforge.runtime.speculation.draft_model",
 }
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
 WITHIN_STEP: tuple[str, ...] = ("early_exit",)
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
-FREE: tuple[str, ...] = ("ngram",)
+FREE: tuple[str, ...] = ("ngram", "suffix")
 """Methods that draft in no time to speak of, so that how much is computed is decided when the drafts are there."""
 
 
