@@ -28,7 +28,7 @@ class SpeculativeConfig:
         draft_engine: engine directory of "draft_model".
         suffix_sharing: which requests "suffix" takes outputs from: "scope" those with the same ``draft_scope``, none
             without one; "all"; "off", none.
-        suffix_max_tokens: tokens of outputs that "suffix" keeps, the newest, with at most 700 bytes for each.
+        suffix_max_tokens: tokens of outputs that "suffix" keeps, the newest, with at most 500 bytes for each.
 
     Raises:
         EngineError: the parts do not fit one another.

@@ -32,12 +32,14 @@ class Draft:
     token_ids: tuple[int, ...]
     probs: Tensor | None = None
     """[len(token_ids), vocab_size] float32: what each token was drawn from; None: not drawn."""
+    chances: tuple[float, ...] | None = None
+    """How likely each token is once those before it are right; None: nothing is known of it."""
 
     def first(self, count: int) -> "Draft":
         """Its first ``count`` tokens."""
         if count >= len(self.token_ids):
             return self
-        return Draft(self.token_ids[:count], None if self.probs is None else self.probs[:count])
+        return Draft(self.token_ids[:count], *(x if x is None else x[:count] for x in (self.probs, self.chances)))
 
 
 class Drafter(Protocol):

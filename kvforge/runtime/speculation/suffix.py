@@ -3,6 +3,7 @@
 After SuffixDecoding (Oliaro et al., arXiv 2411.04975), whose draft is likewise the one with the most expected tokens.
 """
 
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from operator import mul
@@ -16,10 +17,13 @@ from kvforge.runtime.speculation.drafter import Draft, Drafter
 from kvforge.runtime.speculation.prompt_lookup import PromptLookup, draft_from
 from kvforge.runtime.speculation.suffix_counts import DEPTHS, SuffixCounts, chance
 
+BACKLOG = 16
+
 
 class SuffixDrafter:
     """Drafts from the sequence itself as ``PromptLookup`` does, and from outputs of its scope by their counts, running
-    ones included; the draft with more expected tokens counts. An output's tokens are counted once, as they come.
+    ones included; the draft with more expected tokens counts. An output's tokens are counted once: as they come, or
+    where more than ``BACKLOG`` have come without drafting, when it ends.
 
     Scopes never see one another. Without sharing every sequence is by itself and nothing is counted.
     """
@@ -33,7 +37,8 @@ class SuffixDrafter:
     def draft(self, sequences: list[Sequence], counts: list[int]) -> list[Draft]:
         """Return a draft of at most ``counts[i]`` tokens for each sequence, of none where nothing is found."""
         for sequence in sequences:
-            self._count(sequence)
+            if sequence.length - sequence.num_counted <= BACKLOG:
+                self._count(sequence)
         return [self._draft(*pair) for pair in zip(sequences, counts, strict=True)]
 
     def forget(self, sequence: Sequence) -> None:
@@ -59,14 +64,17 @@ class SuffixDrafter:
 
     def _draft(self, sequence: Sequence, count: int) -> Draft:
         scope = self._scope(sequence)
-        tokens, expected = list[int](), 0.0
+        tokens, chances = list[int](), list[float]()
         if scope is not None:
-            tokens, expected = self._counts.draft(scope, sequence.tokens, sequence.length, count)
-        if expected < _expected(DEPTHS[0], count):
+            tokens, chances = self._counts.draft(scope, sequence.tokens, sequence.length, count)
+        expected = sum(accumulate(chances, mul))
+        if expected < _single(DEPTHS[0], count)[1]:
             place = self._lookup.find(sequence)
-            if place >= 0 and _expected(_agreement(sequence, place), count) > expected:
-                return draft_from(sequence, place, count)
-        return Draft(tuple(tokens))
+            if place >= 0:
+                own, more = _single(_agreement(sequence, place), count)
+                if more > expected:
+                    return replace(draft_from(sequence, place, count), chances=own)
+        return Draft(tuple(tokens), chances=tuple(chances))
 
 
 def _agreement(sequence: Sequence, place: int) -> int:
@@ -79,10 +87,11 @@ def _agreement(sequence: Sequence, place: int) -> int:
 
 
 @cache
-def _expected(depth: int, count: int) -> float:
-    """Return how many of ``count`` tokens are expected to be right that were once behind a run of ``depth``."""
-    chances = [chance(min(depth + more, DEPTHS[0])) for more in range(count)]
-    return sum(accumulate(chances, mul))
+def _single(depth: int, count: int) -> tuple[tuple[float, ...], float]:
+    """Return the chances of ``count`` tokens that were once behind a run of ``depth``, and how many are expected to be
+    right."""
+    chances = tuple(chance(min(depth + more, DEPTHS[0])) for more in range(count))
+    return chances, sum(accumulate(chances, mul))
 
 
 def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter:

@@ -8,9 +8,9 @@ from collections import deque
 
 import numpy as np
 
-DEPTHS = (8, 4, 2)
+DEPTHS = (6, 2)
 """Lengths of the runs, the longest first."""
-MIN_CHANCE = 0.3
+MIN_CHANCE = 0.2
 """A draft ends before a token that is less probable than this, all before it taken into account."""
 UNSEEN = 2.0
 """What else might follow, over the length of the run: behind two tokens that were there once, as often as what did."""
@@ -57,7 +57,7 @@ _Table = dict[bytes, int | _Followers]
 
 class SuffixCounts:
     """Counts of the newest ``max_tokens`` tokens of all scopes together, the oldest of which leave first: at most about
-    700 bytes a token. Each scope has a table of its own, so that nothing of one is found from another."""
+    500 bytes a token. Each scope has a table of its own, so that nothing of one is found from another."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -93,23 +93,28 @@ class SuffixCounts:
             if len(self._added) > self._max_tokens:
                 self._remove(*self._added.popleft())
 
-    def draft(self, scope: str, tokens: np.ndarray, length: int, count: int) -> tuple[list[int], float]:
-        """Return at most ``count`` tokens to follow the first ``length`` of ``tokens`` [int32], and how many of them
-        are expected to be right. Each is the most frequent one behind the longest run that was followed by any."""
+    def draft(self, scope: str, tokens: np.ndarray, length: int, count: int) -> tuple[list[int], list[float]]:
+        """Return at most ``count`` tokens to follow the first ``length`` of ``tokens`` [int32], and the chance of each
+        once those before it are right. Each is the most frequent one behind the longest run that was followed by any.
+        """
         drafted: list[int] = []
-        expected, probability = 0.0, 1.0
-        table = self._tables.get(scope)
+        chances: list[float] = []
+        table, probability = self._tables.get(scope), 1.0
         if table is None:
-            return drafted, expected
+            return drafted, chances
         context = tokens[max(length - DEPTHS[0], 0) : length].tobytes()
         while len(drafted) < count:
             depth, token, times, total = _follow(table, context)
-            if not depth or (probability := probability * chance(depth, times, total)) < MIN_CHANCE:
+            if not depth:
+                break
+            likely = chance(depth, times, total)
+            probability *= likely
+            if probability < MIN_CHANCE:
                 break
             drafted.append(token)
-            expected += probability
+            chances.append(likely)
             context += token.to_bytes(_TOKEN_BYTES, "little")
-        return drafted, expected
+        return drafted, chances
 
     def _remove(self, scope: str, context: bytes, token: int) -> None:
         table = self._tables[scope]

@@ -18,7 +18,7 @@ from tests.support.sessions.fake import FakeSession
 
 def searched(kept, scope, text, count):
     """The draft by definition; ``kept`` are (scope, tokens before, token), the newest last."""
-    drafted, expected, probability = [], 0.0, 1.0
+    drafted, chances, probability = [], [], 1.0
     while len(drafted) < count:
         for depth in DEPTHS:
             run = (*text, *drafted)[-depth:]
@@ -29,12 +29,13 @@ def searched(kept, scope, text, count):
             break
         times = Counter(behind)
         token = max(times, key=lambda t: (times[t], len(behind) - behind[::-1].index(t)))
-        probability *= times[token] / (len(behind) + UNSEEN / depth)
+        likely = times[token] / (len(behind) + UNSEEN / depth)
+        probability *= likely
         if probability < MIN_CHANCE:
             break
         drafted.append(token)
-        expected += probability
-    return drafted, expected
+        chances.append(likely)
+    return drafted, chances
 
 
 def test_it_finds_what_a_search_of_all_kept_tokens_finds(seeds):
@@ -59,8 +60,8 @@ def test_it_finds_what_a_search_of_all_kept_tokens_finds(seeds):
             assert len(counts) == len(kept)
             asked, length = rng.choice([texts[name], *texts.values()]), rng.randrange(1, 120)
             for scope in "abc":
-                drafted, expected = counts.draft(scope, asked, length, 6)
-                assert (drafted, pytest.approx(expected)) == searched(kept, scope, asked[:length].tolist(), 6)
+                drafted, chances = counts.draft(scope, asked, length, 6)
+                assert (drafted, chances) == searched(kept, scope, asked[:length].tolist(), 6)
                 num_found += len(drafted) > 0
                 num_ties += scope == "c" and len(drafted) > 0
             if all(place == 120 for place in places.values()):
@@ -77,7 +78,7 @@ def test_memory_is_bounded_and_what_left_is_gone():
         counts.add("a", text, start, start + 500)
     later = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert len(counts) == 2000 and later <= 700 * 2000
+    assert len(counts) == 2000 and later <= 500 * 2000
     assert counts.draft("a", text, 11000, 4)[0] == text[11000:11004].tolist()
     assert counts.draft("a", text, 9000, 4)[0] == []
     for start in range(0, 2000, 500):
@@ -108,13 +109,13 @@ def sequence_of(prompt, answer=(), **params):
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_only_requests_that_share_a_scope_see_one_another(sharing, scope, other, is_shared, is_finished):
     drafter = SuffixDrafter(SpeculativeConfig("suffix", suffix_sharing=sharing))
-    first = sequence_of([1, 2, 3, 4], [5, 6, 7, 8], draft_scope=scope)
+    first = sequence_of([0, 0, 1, 2, 3, 4], [5, 6, 7, 8], draft_scope=scope)
     drafter.draft([first], [2])
     if is_finished:
         first.status = Status.FINISHED
         for _ in range(2):
             drafter.forget(first)
-    second = sequence_of([9, 1, 2, 3, 4], draft_scope=other)
+    second = sequence_of([0, 0, 1, 2, 3, 4], draft_scope=other)
     assert drafter.draft([second], [2])[0].token_ids == ((5, 6) if is_shared else ())
     # What is counted are outputs: a prompt is never drafted for another request.
     third = sequence_of([1, 2], draft_scope=other)
