@@ -142,7 +142,7 @@ class Gateway:
 
     async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
         asked = await self._asked(request, endpoint)
-        return Generation(self.triton, self.model, f"{prefix}{_suffix(request)}", asked)
+        return Generation(self.triton, self.model, f"{prefix}{_suffix(request)}", asked, request.scope["draft_scope"])
 
     async def _asked(self, request: Request, endpoint: Endpoint) -> ParsedRequest:
         async with self._bodies.read(request) as data:

@@ -56,6 +56,13 @@ class ApiKeys:
             found |= hmac.compare_digest(digest, shown)
         return bool(found) and scheme.lower() == "bearer"
 
+    def draft_scope(self, authorization: str) -> str:
+        """What requests with the key of an allowed header share drafts by (SamplingParams' `draft_scope`): a digest,
+        empty without keys."""
+        if not self._digests:
+            return ""
+        return hashlib.sha256(b"draft scope " + _digest(authorization.partition(" ")[2].strip())).hexdigest()[:32]
+
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

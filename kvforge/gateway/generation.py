@@ -78,6 +78,7 @@ class Generation:
     model: ServedModel
     request_id: str
     asked: ParsedRequest
+    draft_scope: str = ""
     usage: Usage = field(init=False)
     left: dict[str, list[str]] = field(init=False)
 
@@ -171,7 +172,8 @@ class Generation:
         asked = self.asked
         for template, suffix in ((asked.template, ""), (asked.looser, ".looser")):
             assert template is not None
-            request = infer_request(template, f"{self.request_id}.{position}{suffix}", asked.prompts[position])
+            request_id = f"{self.request_id}.{position}{suffix}"
+            request = infer_request(template, request_id, asked.prompts[position], self.draft_scope)
             began = False
             try:
                 async with contextlib.aclosing(self.triton.generate(request, asked.names)) as pieces:

@@ -93,8 +93,10 @@ class Front:
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
         preflight = scope["method"] == "OPTIONS"
-        if not preflight and not any(self._keys.allow(shown) for shown in _shown_keys(headers)):
+        shown = next((shown for shown in _shown_keys(headers) if self._keys.allow(shown)), None)
+        if not preflight and shown is None:
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        scope["draft_scope"] = self._keys.draft_scope(shown or "")
         if self.draining:
             return ApiError(503, "the server is shutting down", code="shutting_down")
         if self.num_open >= self._max_requests:

@@ -12,7 +12,13 @@ from tritonclient.grpc import service_pb2
 from kvforge.common.sampling_fields import SAMPLING_FIELDS
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, KEEP_END_TOKEN, STOP_TOKEN_IDS, STREAM_INTERVAL
+from kvforge.serving.contract.parameters import (
+    DRAFT_SCOPE,
+    ERRORS_AS_TENSORS,
+    KEEP_END_TOKEN,
+    STOP_TOKEN_IDS,
+    STREAM_INTERVAL,
+)
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
@@ -112,10 +118,14 @@ def request_template(
     return request.SerializeToString()
 
 
-def infer_request(template: bytes, request_id: str, prompt: bytes) -> service_pb2.ModelInferRequest:
+def infer_request(
+    template: bytes, request_id: str, prompt: bytes, draft_scope: str = ""
+) -> service_pb2.ModelInferRequest:
     """The message for one prompt, int32 token ids. Costs a copy of what it holds."""
     request = service_pb2.ModelInferRequest.FromString(template)
     request.id = request_id
+    if draft_scope:
+        request.parameters[DRAFT_SCOPE].string_param = draft_scope
     num_tokens = len(prompt) // 4
     request.inputs.add(name="input_ids", datatype="INT32", shape=(1, num_tokens))
     request.raw_input_contents.append(prompt)

@@ -241,7 +241,8 @@ class LLMEngine:
         ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
         others are ``num_decoding``. ``num_paused`` of the waiting ones were preempted. The last step had
         ``num_context_tokens`` tokens of prompts. With a draft model there are its gauges too, ``draft_model_…`` (see
-        ``DraftModel.stats``), and with a KV policy that counts something ``num_…`` of its ``counters``.
+        ``DraftModel.stats``), with suffix decoding ``suffix_num_tokens``, and with a KV policy that counts something
+        ``num_…`` of its ``counters``.
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)

@@ -24,6 +24,7 @@ MAX_BIAS_TOKENS = 1 << 19
 """Above every vocabulary: a bias may be given for all tokens."""
 MAX_DRAFT_TOKENS = 1 << 13
 MAX_RANGES = 1000
+MAX_NAME = 128
 
 
 def plain(value: Any) -> Any:
@@ -89,6 +90,12 @@ def check_flag(name: str, value: Any) -> None:
     """Raise RequestError unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise RequestError(f"is {shown(value)}", "give true or false", field=name)
+
+
+def check_name(name: str, value: Any) -> None:
+    """Raise RequestError unless ``value`` is a text of at most ``MAX_NAME`` characters."""
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise RequestError(f"{name} is {shown(value)}; give a text of at most {MAX_NAME} characters.")
 
 
 def checked_texts(name: str, values: Any) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from kvforge.runtime.requests.checks import (
     MAX_WORDS,
     check_flag,
     check_ids,
+    check_name,
     check_retention,
     checked_bias,
     checked_id_words,
@@ -76,6 +77,8 @@ class SamplingParams:
         priority: lower is served earlier and preempted later.
         deadline_s: seconds after arrival at which the request is given up with finish reason "abort".
         draft_token_ids: a guess of the first generated tokens, verified in the first generation step.
+        draft_scope: requests with the same one, but "", may draft from one another's outputs: see
+            ``SpeculativeConfig.suffix_sharing``; at most 128 characters.
         retention: (start, end, priority) of ranges of prompt tokens: pages of a higher priority, 0 to 100, stay
             longer in the prefix cache; others have 35, and an end of -1 is the prompt's.
         prompt_logprobs: the same of the prompt's own tokens, all but the first. All of the prompt goes past the cut
@@ -112,6 +115,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     return_logits: bool = False
     draft_token_ids: Sequence[int] = ()
+    draft_scope: str = ""
     retention: Sequence[tuple[int, int, int]] = ()
     priority: int = 0
     deadline_s: float | None = None
@@ -146,6 +150,7 @@ class SamplingParams:
         check_ids("stop_token_ids", self.stop_token_ids)
         check_ids("draft_token_ids", self.draft_token_ids)
         check_retention("retention", self.retention)
+        check_name("draft_scope", self.draft_scope)
         object.__setattr__(self, "logit_bias", checked_bias("logit_bias", self.logit_bias, MAX_BIAS))
         object.__setattr__(self, "guided_decoding", GuidedDecoding.of(self.guided_decoding))
         for name in ("top_p", "top_p_min"):

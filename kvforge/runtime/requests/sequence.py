@@ -75,6 +75,7 @@ class Sequence:
         "next_transition",
         "num_awaited_pages",
         "num_computed",
+        "num_counted",
         "num_predicted",
         "num_probed",
         "num_prompt_tokens",
@@ -120,6 +121,8 @@ class Sequence:
         self.length = len(prompt)
         self.num_prompt_tokens = len(prompt)
         self.num_computed = 0
+        self.num_counted = len(prompt)
+        """Tokens up to the last one that drafts for other sequences are made of: see ``SuffixDrafter``."""
         self.num_to_predict = self.num_predicted = 0
         """Prompt tokens whose K and V an auxiliary model gives, and how many of them have these."""
         self.exact_intervals: Intervals = ()

@@ -9,7 +9,9 @@ from kvforge.kv_policies import Need
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.missing import NO_EARLY_EXIT
 
-Method = Literal["ngram", "draft_model", "early_exit"]
+Method = Literal["ngram", "suffix", "draft_model", "early_exit"]
+Sharing = Literal["scope", "all", "off"]
+MOST_SUFFIX_TOKENS = 1 << 24
 LONGEST_LOOKUP = 64
 """Of ``prompt_lookup_max``: what a lookup takes in every step grows with it where a text repeats itself."""
 
@@ -19,11 +21,14 @@ class SpeculativeConfig:
     """Where drafts come from and how long they are.
 
     Attributes:
-        method: "ngram" looks the newest tokens up in the sequence itself, "draft_model" asks a smaller engine,
-            "early_exit" the engine's own early-exit head, within the step.
+        method: "ngram" looks the newest tokens up in the sequence itself, "suffix" also in outputs of other requests,
+            "draft_model" asks a smaller engine, "early_exit" the engine's own early-exit head, within the step.
         num_speculative_tokens: drafts of a sequence in one step at most.
         prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first; at most 64.
         draft_engine: engine directory of "draft_model".
+        suffix_sharing: which requests "suffix" takes outputs from: "scope" those with the same ``draft_scope``, none
+            without one; "all"; "off", none.
+        suffix_max_tokens: tokens of outputs that "suffix" keeps, the newest, with at most 500 bytes for each.
 
     Raises:
         EngineError: the parts do not fit one another.
@@ -34,6 +39,8 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     draft_engine: Path | None = None
+    suffix_sharing: Sharing = "scope"
+    suffix_max_tokens: int = 65536
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -45,6 +52,10 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}; "
                 f"give 1 <= min <= max <= {LONGEST_LOOKUP}."
             )
+        if self.suffix_sharing not in get_args(Sharing):
+            raise EngineError(f"suffix_sharing is {self.suffix_sharing!r}; give {', '.join(get_args(Sharing))}.")
+        if not 1 <= self.suffix_max_tokens <= MOST_SUFFIX_TOKENS:
+            raise EngineError(f"suffix_max_tokens is {self.suffix_max_tokens}; give 1 to {MOST_SUFFIX_TOKENS}.")
         if (self.draft_engine is not None) != (self.method == "draft_model"):
             raise EngineError("a draft engine and the method draft_model go together; give both or neither.")
 

@@ -1,6 +1,11 @@
 """How many tokens to draft for each sequence of the next step: what gives most tokens in its time."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
+from operator import mul
+from types import MappingProxyType
 
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.balance import Balance
@@ -12,6 +17,9 @@ FIRST_RATE = 0.6
 GAIN = 1.02
 """Drafting must be expected to be this much better than plain decoding."""
 PROBE = 4
+PROBE_PERIOD = 4
+"""Of drafts that say themselves how likely they are and do not pay, those more likely right than wrong are tried all
+together in one step of so many: what many drafts cost is not known from few."""
 PLAIN_PERIOD, NUM_PLAIN = 96, 3
 """After so many steps so many go without drafting, to be measured."""
 
@@ -37,7 +45,8 @@ class DraftLength:
     """Lengths that maximise expected tokens per time.
 
     A draft of L tokens, each right with probability a once those before it are, gives (1 - a^(L+1)) / (1 - a) tokens
-    (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a; times come from ``StepCost``, for
+    (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a, in whose place come the chances that
+    a draft has of its own (``Draft.chances``); times come from ``StepCost``, for
     the present number of sequences. Whether to draft at all is decided by what came of it (``Balance``, one for each
     number of sequences), with all that trying costs. Where no length is expected to pay, ``PROBE`` drafts of one
     sequence are tried, another every time. Deterministic given what it is told.
@@ -63,18 +72,26 @@ class DraftLength:
         self._num_steps = (self._num_steps + 1) % (PLAIN_PERIOD + NUM_PLAIN)
         return cost.is_known and balance.is_open and self._num_steps < PLAIN_PERIOD
 
-    def choose(self, num_sequences: int, available: Mapping[Sequence, int]) -> dict[Sequence, int]:
+    def choose(
+        self,
+        num_sequences: int,
+        available: Mapping[Sequence, int],
+        chances: Mapping[Sequence, SequenceOf[float]] = MappingProxyType({}),
+    ) -> dict[Sequence, int]:
         """Return how much to draft for sequences of the next step, without those that get nothing.
 
         Args:
             num_sequences: sequences that decode in the step, for which ``is_due``.
             available: longest draft of each one that may have drafts.
+            chances: of each token of a draft that is there, as ``Draft.chances``.
         """
         if not available:
             return {}
-        lengths = self._best(num_sequences, available, self._cost(num_sequences)[0])
+        lengths = self._best(num_sequences, available, chances, self._cost(num_sequences)[0])
         if not lengths:
             self._num_probes += 1
+            if chances:
+                return {} if self._num_probes % PROBE_PERIOD else _likely(chances)
             sequence = list(available)[self._num_probes % len(available)]
             lengths = {sequence: min(PROBE, available[sequence])}
         return lengths
@@ -123,26 +140,42 @@ class DraftLength:
             self._costs[key] = StepCost(), Balance()
         return self._costs[key]
 
-    def _best(self, num_sequences: int, available: Mapping[Sequence, int], cost: StepCost) -> dict[Sequence, int]:
+    def _best(
+        self,
+        num_sequences: int,
+        available: Mapping[Sequence, int],
+        chances: Mapping[Sequence, SequenceOf[float]],
+        cost: StepCost,
+    ) -> dict[Sequence, int]:
         """Maximise tokens / time by Dinkelbach's method: at the rate so far, a draft is worth it if it is more likely
         to become a token than tokens would come in its time; repeat with the new rate."""
         prior = self._all.value
-        rates = [(s, min(self._rates[s].value if s in self._rates else prior, 0.999), available[s]) for s in available]
+        guesses = []
+        for sequence, maximum in available.items():
+            own = chances.get(sequence)
+            if own is None:
+                rate = self._rates[sequence].value if sequence in self._rates else prior
+                own = [min(rate, 0.999)] * maximum
+            falling = list(accumulate(own, mul))
+            guesses.append((sequence, [-chance for chance in falling], list(accumulate(falling))))
         plain = num_sequences / cost.plain
         speed, lengths = plain, dict[Sequence, int]()
         for _ in range(4):
             minimum, tokens, total = cost.per_draft * speed, float(num_sequences), 0
             lengths = {}
-            for sequence, rate, maximum in rates:
-                length, chance = 0, rate
-                while length < maximum and chance > minimum:
-                    tokens += chance
-                    length += 1
-                    chance *= rate
+            for sequence, falling, expected in guesses:
+                length = bisect_left(falling, -minimum)  # those above it
                 if length:
+                    tokens += expected[length - 1]
                     lengths[sequence] = length
                     total += length
             if not total:
                 return {}
             speed = tokens / (cost.drafted + cost.per_draft * total)
         return lengths if speed > GAIN * plain else {}
+
+
+def _likely(chances: Mapping[Sequence, SequenceOf[float]]) -> dict[Sequence, int]:
+    """Return how many tokens of each draft are more likely right than wrong, without those that have none."""
+    lengths = {s: sum(chance > 0.5 for chance in accumulate(own, mul)) for s, own in chances.items()}
+    return {sequence: length for sequence, length in lengths.items() if length}

@@ -15,12 +15,13 @@ from kvforge.runtime.step.work import WorkListener
 
 _MODULES: dict[str, str] = {
     "ngram": "kvforge.runtime.speculation.prompt_lookup",
+    "suffix": "kvforge.runtime.speculation.suffix",
     "draft_model": "kvforge.runtime.speculation.draft_model",
 }
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
 WITHIN_STEP: tuple[str, ...] = ("early_exit",)
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
-FREE: tuple[str, ...] = ("ngram",)
+FREE: tuple[str, ...] = ("ngram", "suffix")
 """Methods that draft in no time to speak of, so that how much is computed is decided when the drafts are there."""
 
 
@@ -31,12 +32,14 @@ class Draft:
     token_ids: tuple[int, ...]
     probs: Tensor | None = None
     """[len(token_ids), vocab_size] float32: what each token was drawn from; None: not drawn."""
+    chances: tuple[float, ...] | None = None
+    """How likely each token is once those before it are right; None: nothing is known of it."""
 
     def first(self, count: int) -> "Draft":
         """Its first ``count`` tokens."""
         if count >= len(self.token_ids):
             return self
-        return Draft(self.token_ids[:count], None if self.probs is None else self.probs[:count])
+        return Draft(self.token_ids[:count], *(x if x is None else x[:count] for x in (self.probs, self.chances)))
 
 
 class Drafter(Protocol):

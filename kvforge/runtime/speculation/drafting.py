@@ -93,7 +93,9 @@ class Drafting(NoDrafting):
         if drafter is not None and self._is_free:
             drafts = self._ask(drafter, wanted)
             available = {sequence: len(draft.token_ids) for sequence, draft in drafts.items()}
-            self._drafts = {s: drafts[s].first(n) for s, n in self._lengths.choose(len(decoding), available).items()}
+            chances = {s: draft.chances for s, draft in drafts.items() if draft.chances is not None}
+            lengths = self._lengths.choose(len(decoding), available, chances)
+            self._drafts = {sequence: drafts[sequence].first(count) for sequence, count in lengths.items()}
         else:
             wanted = self._lengths.choose(len(decoding), wanted)
             if drafter is None:
@@ -180,6 +182,8 @@ class Drafting(NoDrafting):
         is_drawn = probs is None or (
             probs.shape == shape and probs.dtype is torch.float32 and probs.device.type == "cpu"
         )
+        if draft.chances is not None and len(draft.chances) != len(draft.token_ids):
+            return False
         return is_drawn and min(draft.token_ids) >= 0 and max(draft.token_ids) < self._vocab_size
 
     def _log_failure(self) -> None:

@@ -7,9 +7,14 @@ from typing import Any, get_args
 
 from kvforge.common.errors import EngineError
 from kvforge.common.exact_intervals import ExactTokens
-from kvforge.runtime.speculation.config import Method, SpeculativeConfig
+from kvforge.runtime.speculation.config import Method, Sharing, SpeculativeConfig
 
 _EXACT = ("first", "last", "share")
+_METHOD_OF = {
+    "draft_engine": "draft_model",
+    **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), "ngram"),
+    **dict.fromkeys(("suffix_sharing", "suffix_max_tokens"), "suffix"),
+}
 _DEFAULTS = {field.name: field.default for field in fields(SpeculativeConfig)}
 
 
@@ -25,6 +30,15 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     for name, text in (("max", "newest tokens that ngram looks for at most"), ("min", "and at least")):
         default = _DEFAULTS[f"prompt_lookup_{name}"]
         group.add_argument(f"--prompt-lookup-{name}", type=int, metavar="N", help=f"{text} (default: {default})")
+    group.add_argument(
+        "--suffix-sharing", choices=get_args(Sharing),
+        help="requests whose outputs suffix drafts from: those with the same draft scope (at a server: API key), all, "
+        f"or none (default: {_DEFAULTS['suffix_sharing']})",
+    )  # fmt: skip
+    group.add_argument(
+        "--suffix-max-tokens", type=int, metavar="N",
+        help=f"tokens of other requests' outputs that are kept (default: {_DEFAULTS['suffix_max_tokens']})",
+    )  # fmt: skip
     group.add_argument(
         "--early-exit-threshold", type=float, metavar="P",
         help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none)",
@@ -50,16 +64,18 @@ def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
         KvforgeError: an option does not go with the method, or one of them is out of its range.
     """
     exact = {name: getattr(args, f"exact_{name}") for name in _EXACT if getattr(args, f"exact_{name}") is not None}
-    names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_engine")
+    names = list(_DEFAULTS)[1:]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     method = args.speculative_method
     for name in given:
-        wanted = {"draft_engine": "draft_model", "num_speculative_tokens": method}.get(name, "ngram")
+        wanted = _METHOD_OF.get(name, method)
         if method is None or method != wanted:
             value = f" {wanted}" if wanted else ""
             raise EngineError(f"{_flag(name)} goes with --speculative-method{value}; add that, or leave it out.")
     if method == "draft_model" and "draft_engine" not in given:
         raise EngineError("--speculative-method draft_model needs an engine to draft with; add --draft-engine DIR.")
+    if "suffix_max_tokens" in given and given.get("suffix_sharing") == "off":
+        raise EngineError("--suffix-max-tokens does not go with --suffix-sharing off; leave one of them out.")
     if args.early_exit_prompts and args.early_exit_threshold is None:
         raise EngineError("--early-exit-prompts goes with --early-exit-threshold; add that, or leave it out.")
     speculative = None if method is None else SpeculativeConfig(method, **given)

@@ -124,23 +124,33 @@ class PromptLookup:
         """Free the sequence's index; it is made anew when it is asked for."""
         self._indices.pop(sequence, None)
 
-    def _look_up(self, sequence: Sequence, count: int) -> Draft:
+    def find(self, sequence: Sequence) -> int:
+        """Return the place of ``NgramIndex.longest`` in the sequence, -1 for none or where it was not looked for."""
         index = self._indices.get(sequence)
         if index is None:
             index = self._indices[sequence] = NgramIndex(sequence.tokens, self._minimum, self._maximum)
         if index.num_resting:
             index.num_resting -= 1
-            return _NOTHING
+            return -1
         index.extend(sequence.length)
         place = index.longest(sequence.length)
         if place < 0:
             index.num_misses += 1
             index.num_resting = min(index.num_misses // MISSES, MAX_REST)
-            return _NOTHING
-        index.num_misses = 0
-        found = sequence.tokens[place : min(place + count, sequence.length)].tolist()
-        period = len(found)
-        return Draft(tuple(found) if period == count else tuple(found[i % period] for i in range(count)))
+        else:
+            index.num_misses = 0
+        return place
+
+    def _look_up(self, sequence: Sequence, count: int) -> Draft:
+        place = self.find(sequence)
+        return _NOTHING if place < 0 else draft_from(sequence, place, count)
+
+
+def draft_from(sequence: Sequence, place: int, count: int) -> Draft:
+    """Return ``count`` tokens from a place of the sequence on; where it ends, they begin again there."""
+    found = sequence.tokens[place : min(place + count, sequence.length)].tolist()
+    period = len(found)
+    return Draft(tuple(found) if period == count else tuple(found[i % period] for i in range(count)))
 
 
 def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter:

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.runtime.requests.checks import MAX_NAME as MAX_SCOPE
 
 TIMEOUT = "timeout"
 ERRORS_AS_TENSORS = "errors_as_tensors"
@@ -26,7 +27,9 @@ alone, and the last ones however few. 0: all that wait. The server's setting whe
 MAX_STREAM_INTERVAL = 1 << 20
 KEEP_END_TOKEN = "keep_end_token"
 """The token that ends a sequence is to be part of `output_ids`, as in OpenAI's API, which counts it."""
-OWN = frozenset({ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAM_INTERVAL, KEEP_END_TOKEN})
+DRAFT_SCOPE = "draft_scope"
+"""SamplingParams' field of that name."""
+OWN = frozenset({DRAFT_SCOPE, ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAM_INTERVAL, KEEP_END_TOKEN})
 """Of `tensorrt_llm`. The text models take some of them, or none."""
 TRITONS = frozenset({TIMEOUT, "id", "binary_data_output", "headers"})
 """What Triton itself acts on and may leave among the parameters."""
@@ -120,6 +123,16 @@ def stop_token_ids(parameters: dict[str, Any]) -> list[int]:
             field=STOP_TOKEN_IDS,
         )
     return [int(token) for token in text.split(",")] if text else []
+
+
+def draft_scope(parameters: dict[str, Any]) -> str:
+    """That of a request, empty without one. Raises RequestError."""
+    value = parameters.get(DRAFT_SCOPE, "")
+    if not isinstance(value, str) or len(value) > MAX_SCOPE:
+        raise RequestError(
+            f"the request parameter '{DRAFT_SCOPE}' cannot be used; give a text of at most {MAX_SCOPE} characters"
+        )
+    return value
 
 
 def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:

@@ -100,6 +100,10 @@ GAUGES: dict[str, tuple[Reader, str]] = {
         lambda s: s.get("draft_model_kv_cache_bytes", 0),
         "Bytes of the draft model's KV cache, 0 without one",
     ),
+    "kvforge_suffix_tokens": (
+        lambda s: s.get("suffix_num_tokens", 0),
+        "Tokens of outputs that suffix decoding keeps, 0 without it",
+    ),
 }
 
 # kvforge's counters: family -> (number from LLMEngine.stats(), help)

@@ -28,6 +28,7 @@ from kvforge.serving.contract.parameters import (
     KEEP_END_TOKEN,
     check_parameters,
     client_id,
+    draft_scope,
     flag,
     read_parameters,
     stop_token_ids,
@@ -204,6 +205,9 @@ class Stub:
             tensors = wrap_token_ids(tensors, self._config.vocab_size)
         end_id = next(iter(self._config.eos_token_ids), None)
         prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters), end_id)
+        if scope := draft_scope(parameters):
+            for prompt in prompts:
+                prompt.params["draft_scope"] = scope
         self._limits.check_logits(prompts)
         if not self._config.decoupled:
             check_one_response(prompts)

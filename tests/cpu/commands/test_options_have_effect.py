@@ -24,6 +24,7 @@ from tests.cpu.gateway.engine_files import write_engine_files
 from tests.support.models.text_tokenizers import byte_level
 
 NGRAM = ["--speculative-method", "ngram"]
+SUFFIX = ["--speculative-method", "suffix"]
 SAMPLING: dict[str, tuple[list[str], ...]] = {
     "--max-tokens": (["3"], ["4"]), "--generation-config": (["auto"], ["none"]), "--temperature": (["0.5"], ["0.6"]),
     "--top-k": (["3"], ["4"]), "--top-p": (["0.5"], ["0.6"]), "--min-p": (["0.5"], ["0.6"]),
@@ -35,6 +36,7 @@ SPECULATION: dict[str, tuple[list[str], ...]] = {
     "--speculative-method": (["ngram"], ["early_exit"]), "--num-speculative-tokens": (["3"], ["4"], NGRAM),
     "--draft-engine": (["DIR/tiny"], ["DIR/other"], ["--speculative-method", "draft_model"]),
     "--prompt-lookup-max": (["3"], ["5"], NGRAM), "--prompt-lookup-min": (["1"], ["3"], NGRAM),
+    "--suffix-sharing": (["all"], ["off"], SUFFIX), "--suffix-max-tokens": (["3"], ["5"], SUFFIX),
     "--early-exit-threshold": (["0.5"], ["0.6"]), "--early-exit-prompts": ([], None, ["--early-exit-threshold", "0.5"]),
     "--exact-first": (["1"], ["2"]), "--exact-last": (["1"], ["2"]), "--exact-share": (["0.5"], ["0.25"]),
 }  # fmt: skip

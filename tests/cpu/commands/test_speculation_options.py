@@ -24,6 +24,8 @@ def test_what_is_left_out_has_the_defaults() -> None:
     assert read("--speculative-method", "ngram")["speculative"] == SpeculativeConfig("ngram", 4, 2, 4)
     given = read("--speculative-method", "ngram", "--prompt-lookup-max", "6", "--num-speculative-tokens", "8")
     assert given["speculative"] == SpeculativeConfig("ngram", 8, 2, 6)
+    given = read("--speculative-method", "suffix", "--suffix-sharing", "all", "--suffix-max-tokens", "9")
+    assert given["speculative"] == SpeculativeConfig("suffix", suffix_sharing="all", suffix_max_tokens=9)
     exits = read("--early-exit-threshold", "0.9", "--early-exit-prompts")
     assert exits == {"speculative": None, "early_exit_threshold": 0.9, "early_exit_prompts": True}
 
@@ -43,6 +45,15 @@ def test_what_is_left_out_has_the_defaults() -> None:
         (["--speculative-method", "ngram", "--num-speculative-tokens", "0"], "give 1 or more"),
         (["--speculative-method", "ngram", "--prompt-lookup-min", "5"], "give 1 <= min <= max"),
         (["--speculative-method", "ngram", "--prompt-lookup-max", "65"], "max <= 64"),
+        (
+            ["--speculative-method", "ngram", "--suffix-sharing", "all"],
+            "--suffix-sharing goes with --speculative-method",
+        ),
+        (["--speculative-method", "suffix", "--suffix-max-tokens", "0"], "suffix_max_tokens is 0; give 1 to"),
+        (
+            ["--speculative-method", "suffix", "--suffix-max-tokens", "9", "--suffix-sharing", "off"],
+            "--suffix-max-tokens does not go with --suffix-sharing off",
+        ),
         (["--early-exit-prompts"], "--early-exit-prompts goes with --early-exit-threshold; add that"),
     ],
 )
@@ -77,8 +88,10 @@ def test_an_engine_that_cannot_speculate_so_says_so(options: dict, manifest: dic
 
 
 def test_unknown_methods_and_engines_that_nobody_drafts_with() -> None:
-    with pytest.raises(EngineError, match="ngram, draft_model, early_exit"):
+    with pytest.raises(EngineError, match="ngram, suffix, draft_model, early_exit"):
         SpeculativeConfig("medusa")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="suffix_sharing is 'mine'; give scope, all, off"):
+        SpeculativeConfig("suffix", suffix_sharing="mine")  # type: ignore[arg-type]
     for config in ({"method": "draft_model"}, {"method": "ngram", "draft_engine": Path("x")}):
         with pytest.raises(EngineError, match="go together"):
             SpeculativeConfig(**config)  # type: ignore[arg-type]

@@ -24,6 +24,10 @@ def test_keys(start: Callable[..., str], triton: FakeTriton, tmp_path: Path, mon
         for path in ("/v1/models", "/v1/nothing", "/tokenizer_info", "/metrics"):
             answer = call(url, "GET", path, headers=header)
             assert answer.status == 401 and "alpha" not in answer.body
+    scopes = [request.parameters.get("draft_scope") for request in triton.requests]
+    assert None not in scopes and len(set(scopes)) == 3, "each key has its own"
+    post(f"{url}/v1/completions", COMPLETION, headers={"x-api-key": "beta"})
+    assert triton.requests.pop().parameters["draft_scope"] == scopes[1], "the same key has the same"
     with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
         openai.OpenAI(base_url=f"{url}/v1", api_key="delta").models.list()
     for path in ("/health", "/ready", "/openapi.json", "/docs"):  # what any server of this version says

@@ -64,7 +64,7 @@ class RandomLengths:
     def is_due(self, num_sequences):
         return self._rng.random() < 0.9
 
-    def choose(self, num_sequences, available):
+    def choose(self, num_sequences, available, chances=None):
         assert num_sequences >= len(available)
         lengths = {sequence: self._rng.randint(0, most) for sequence, most in available.items()}
         return {sequence: length for sequence, length in lengths.items() if length}

@@ -17,7 +17,7 @@ class FixedLength:
     def is_due(self, num_sequences):
         return True
 
-    def choose(self, num_sequences, available):
+    def choose(self, num_sequences, available, chances=None):
         return dict(available)
 
     def observe(self, *args):

@@ -46,6 +46,8 @@ from tests.support.sessions.fake import FakeSession
         ({"draft_token_ids": [math.nan]}, "draft_token_ids holds nan"),
         ({"draft_token_ids": 5}, "draft_token_ids is 5"),
         ({"draft_token_ids": [True]}, "draft_token_ids holds True"),
+        ({"draft_scope": "x" * 129}, "give a text of at most 128 characters"),
+        ({"draft_scope": 5}, "draft_scope is 5"),
         ({"retention": [3]}, "retention holds 3"),
         ({"retention": [[0, 4]]}, "retention holds (0, 4)"),
         ({"retention": [[0, 4, 0.5]]}, "retention holds (0, 4, 0.5)"),

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvforge.runtime.speculation.draft_length import PLAIN_PERIOD, DraftLength
+from kvforge.runtime.speculation.draft_length import PLAIN_PERIOD, PROBE_PERIOD, DraftLength
 
 MOST = 8
 
@@ -78,6 +78,18 @@ def test_each_sequence_has_its_own_length():
     _, chosen = simulate([0.98, 0.05], lambda drafts: 1.0 + 0.1 * drafts)
     good, bad = (sum(step.get(name, 0) for step in chosen[100:]) for name in ("s0", "s1"))
     assert good > 10 * bad
+
+
+def test_chances_of_a_drafts_own_decide_in_place_of_what_was_right_before():
+    lengths = DraftLength(MOST)
+    for _ in range(50):  # nothing was right, a draft costs half a plain step
+        is_drafted = lengths.is_due(1)
+        lengths.observe(1, {"a": (2, 0)} if is_drafted else {}, is_drafted, 2.0 if is_drafted else 1.0)
+    lengths._cost(1)[1].is_open = True
+    own = (0.9, 0.9, 0.9, 0.1, 0.9)
+    assert lengths.choose(1, {"a": 5}, {"a": own}) == {"a": 3}
+    picked = [lengths.choose(1, {"a": 5}, {"a": (0.51, 0.9, 0.9)}) for _ in range(PROBE_PERIOD * 3)]
+    assert picked.count({"a": 1}) == 3 and picked.count({}) == PROBE_PERIOD * 3 - 3
 
 
 def test_it_is_deterministic_and_forgets():

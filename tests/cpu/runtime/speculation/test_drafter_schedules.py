@@ -26,7 +26,7 @@ def draft_model(rng):
     return DraftModel(session, resolve_config(session.manifest, 0, **limits))
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "adversary"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "adversary"])
 def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
     counts, kinds = Counter(), Counter()
     for seed in seeds(40, 200):
@@ -34,6 +34,8 @@ def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
         plan, expected = random_plan(seed), alone(seed, MEMORY)
         longest = rng.choice([1, 3, 7])
         least = rng.randint(1, 2)
+        max_tokens = rng.choice([5, 40, 1000])
+        suffix = SpeculativeConfig("suffix", longest, suffix_sharing="all", suffix_max_tokens=max_tokens)
         session = FakeSession(page_size=plan.page_size, memory=MEMORY, max_draft_len=longest + rng.choice([0, 2]))
         engine = LLMEngine(
             session=session,
@@ -41,10 +43,12 @@ def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
             enable_prefix_cache=plan.enable_prefix_cache,
-            speculative=SpeculativeConfig("ngram", longest, prompt_lookup_min=least, prompt_lookup_max=least + 1),
+            speculative=suffix
+            if method == "suffix"
+            else SpeculativeConfig("ngram", longest, prompt_lookup_min=least, prompt_lookup_max=least + 1),
         )
         drafting = engine.drafting
-        if method != "ngram":
+        if method in ("draft_model", "adversary"):
             adversary = method == "adversary"
             drafting.drafter = AdversarialDrafter(rng, expected) if adversary else draft_model(rng)
             drafting._is_free = adversary and rng.random() < 0.5
@@ -65,6 +69,9 @@ def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
         assert not getattr(drafting._lengths, "_rates", None)
         if method == "ngram":
             assert not drafting.drafter._indices
+        elif method == "suffix":
+            assert not drafting.drafter._lookup._indices
+            assert 0 < stats["suffix_num_tokens"] <= max_tokens
         elif method == "draft_model":
             drafting.drafter.check_invariants()
             assert drafting.drafter.stats()["draft_model_num_used_pages"] == 0

@@ -45,3 +45,13 @@ def test_probabilities_that_are_none(name):
             assert all(0 <= token < session.manifest.vocab_size for token in output.new_token_ids)
             counts[int(output.request_id)] += len(output.new_token_ids)
     assert counts == [12, 12, 12] and engine.stats()["num_failed_steps"] == 0
+
+
+def test_chances_of_other_tokens_than_the_drafts():
+    class Wrong(Drafter):
+        def draft(self, sequences, counts):
+            return [Draft((5, 6), chances=(0.9,) * (index % 4)) for index in range(len(counts))]
+
+    drafting = speculative_engine(FakeSession(max_draft_len=3), Wrong(None, 9)).drafting
+    asked = drafting._ask(drafting.drafter, dict.fromkeys("abcd", 2))
+    assert list(asked) == ["c"] and asked["c"].first(1).chances == (0.9,)

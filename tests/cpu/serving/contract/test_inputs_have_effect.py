@@ -77,6 +77,7 @@ def test_inputs_without_effect_have_a_reason(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(parameters.OWN))
 def test_own_parameters_are_read(name: str) -> None:
     read = {
+        parameters.DRAFT_SCOPE: lambda value: parameters.draft_scope({name: str(value)}),
         parameters.ERRORS_AS_TENSORS: lambda value: parameters.wants_errors_as_tensors(
             SimpleNamespace(parameters=lambda: f'{{"{name}": {str(value).lower()}}}')
         ),

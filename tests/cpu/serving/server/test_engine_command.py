@@ -33,6 +33,7 @@ def test_limits_become_flags(options: ServerOptions, flags: list[str]) -> None:
         {"speculative": SpeculativeConfig("ngram"), "early_exit_threshold": None},
         {"speculative": SpeculativeConfig("ngram", 7, 3, 9), "early_exit_threshold": None},
         {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small")), "early_exit_threshold": None},
+        {"speculative": SpeculativeConfig("suffix", suffix_sharing="all"), "early_exit_threshold": None},
         {"speculative": SpeculativeConfig("early_exit", 6), "early_exit_threshold": None},
     ],
 )

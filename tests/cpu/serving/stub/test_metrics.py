@@ -117,9 +117,14 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
         assert triton.value(family, "host", *m) == host and (family, "device", *m) in triton.metrics
     assert triton.value("kvforge_draft_model_kv_cache_bytes", *m) == 0
     assert triton.value("kvforge_draft_model_pages", m[0], "used", m[1]) == 0
-    metrics.update(stats(draft_model_num_used_pages=2, draft_model_kv_cache_bytes=4096, draft_model_num_steps=7))
+    metrics.update(
+        stats(
+            draft_model_num_used_pages=2, draft_model_kv_cache_bytes=4096, draft_model_num_steps=7, suffix_num_tokens=9
+        )
+    )
     wait(lambda: triton.value("kvforge_draft_model_steps_total", *m) == 7)
     assert triton.value("kvforge_draft_model_kv_cache_bytes", *m) == 4096
+    assert triton.value("kvforge_suffix_tokens", *m) == 9
     assert triton.value("kvforge_draft_model_pages", m[0], "used", m[1]) == 2
     family = "kvforge_time_to_first_token_seconds"
     wait(lambda: (f"{family}_bucket", "+Inf", *m) in triton.metrics and triton.value(f"{family}_count", *m) == 4)

@@ -1,0 +1,168 @@
+"""Suffix decoding against prompt lookup and plain decoding, on traffic such as agents make.
+
+    python -m perf.speculation.suffix ENGINE [--chat] [--in-flight 1 8 32] [--requests 96] [--output perf/results/NAME]
+
+ENGINE is built with --max-draft-len. Requests come from ``perf.speculation.agents``: with --chat calls of tools,
+without questions about records. Three engines on one session answer the same ones in the same order, ``--in-flight`` at
+a time, greedily and at temperature 0.8 with seeds, by turns of ``TURN`` tokens or more, each time in another order.
+Speed is plain decoding's time over that with drafts, prompts included, its interval a bootstrap's over the turns (95%).
+"cold" is the first quarter of the turns, when other requests have written little. Tokens a step are those of a
+sequence's decode steps; microseconds are the drafter's, for a sequence and step. With ``--clock cpu`` all times are CPU
+times, those that decide on drafting too, for machines that do other things as well; it goes with OMP_NUM_THREADS=1.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvforge import LLM, SamplingParams
+from kvforge.manifest import load_manifest
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.sessions.session import Session, load_session
+from kvforge.runtime.speculation import drafting
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
+from perf.harness.engines import tokenizer_of
+from perf.harness.tables import markdown_table
+from perf.speculation.agents import records, tool_calls
+
+TURN = 64
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+Requests = list[tuple[list[int], SamplingParams]]
+
+
+class Stream:
+    """Requests that an engine answers, ``in_flight`` at a time, and the seconds of its turns and of its drafter."""
+
+    def __init__(self, engine: LLMEngine, requests: Requests, in_flight: int, clock: Clock) -> None:
+        self.engine, self._in_flight, self._clock = engine, in_flight, clock
+        self._waiting, self._num_left = iter(enumerate(requests)), len(requests)
+        self.texts: dict[str, list[int]] = {}
+        self.turns: list[float] = []
+        self.num_tokens = self._num_running = self.num_rows = 0
+        self.drafter_seconds, self.num_asked = 0.0, 0
+        if engine.drafting.drafter is not None:
+            self._ask, engine.drafting.drafter.draft = engine.drafting.drafter.draft, self._draft  # type: ignore[method-assign]
+
+    def _draft(self, sequences: list[Any], counts: list[int]) -> Any:
+        began = self._clock()
+        drafts = self._ask(sequences, counts)
+        self.drafter_seconds += self._clock() - began
+        self.num_asked += len(sequences)
+        return drafts
+
+    def turn(self, num_tokens: int) -> bool:
+        """Go on until there are this many tokens in all; False where all requests are answered."""
+        began = self._clock()
+        while self.num_tokens < num_tokens and self._num_left:
+            while self._num_running < self._in_flight and (request := next(self._waiting, None)) is not None:
+                self.engine.add_request(str(request[0]), *request[1])
+                self._num_running += 1
+            for output in self.engine.step():
+                text = self.texts.setdefault(output.request_id, [])
+                self.num_rows += len(text) > 0
+                text += output.new_token_ids
+                self.num_tokens += len(output.new_token_ids)
+                self._num_running -= output.finished
+                self._num_left -= output.finished
+        self.turns.append(self._clock() - began)
+        return self._num_left > 0
+
+
+def requests_of(args: argparse.Namespace, temperature: float) -> Iterator[tuple[list[int], SamplingParams]]:
+    """Yield the prompts and how they are answered."""
+    tokenizer, rng = tokenizer_of(args.engine), random.Random(args.seed)
+    chat = LLM(args.engine, kv_cache_gib=0.3).chat_prompt if args.chat else None
+    ask = tool_calls if chat else records(lambda text: len(tokenizer.encode(text)), args.seed)
+    for index in range(args.requests):
+        text = chat([{"role": "user", "content": ask(rng)}]).text if chat else ask(rng)
+        params = SamplingParams(temperature=temperature, seed=index, max_tokens=args.num_tokens, ignore_eos=not chat)
+        yield tokenizer.encode(text, add_special_tokens=not chat), params
+
+
+def measure(session: Session, args: argparse.Namespace, requests: Requests, in_flight: int) -> Iterator[Report]:
+    """Yield a row for each drafter."""
+    count = args.num_speculative_tokens
+    configs = {
+        "plain": None,
+        "ngram": SpeculativeConfig("ngram", count),
+        "suffix": SpeculativeConfig("suffix", count, suffix_sharing="all"),
+    }
+    streams: dict[str, Stream] = {}
+    for name, config in configs.items():
+        engine = LLMEngine(session=session, kv_cache_gib=0.6, speculative=config)
+        streams[name] = Stream(engine, requests, in_flight, CLOCKS[args.clock])
+    order, wanted, going = list(streams), 0, True
+    while going:
+        wanted += TURN * min(in_flight, 8)
+        order.append(order.pop(0))
+        going = any([streams[name].turn(wanted) for name in order])
+    plain = streams.pop("plain")
+    for name, stream in streams.items():
+        stats, times = stream.engine.stats(), np.array([plain.turns, stream.turns]).T
+        picked = np.random.default_rng(0).integers(len(times), size=(2000, len(times)))
+        samples = np.divide(*times[picked].sum(1).T)
+        yield {
+            "in_flight": in_flight,
+            "drafts": name,
+            "tokens_per_step": (stream.num_tokens - len(stream.texts)) / stream.num_rows,
+            "acceptance": stats["num_accepted_draft_tokens"] / max(stats["num_draft_tokens"], 1),
+            "drafter_us": 1e6 * stream.drafter_seconds / max(stream.num_asked, 1),
+            "plain_tok_s": plain.num_tokens / sum(plain.turns),
+            "speed": np.divide(*times.sum(0)),
+            "low": np.quantile(samples, 0.025),
+            "high": np.quantile(samples, 0.975),
+            "cold": np.divide(*times[: len(times) // 4 + 1].sum(0)),
+            # bfloat16: a row's rounding may depend on the number of rows
+            "other_texts": sum(plain.texts[key] != stream.texts[key] for key in plain.texts),
+        }
+
+
+def make_report(args: argparse.Namespace) -> Report:
+    """Measure each number of requests in flight, greedily and sampled."""
+    drafting.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
+    session, rows = load_session(args.engine, load_manifest(args.engine)), []
+    for temperature in (0.0, 0.8):
+        requests = list(requests_of(args, temperature))
+        for in_flight in args.in_flight:
+            short = [(prompt, replace(params, max_tokens=8)) for prompt, params in requests[:in_flight]]
+            list(measure(session, args, short, in_flight))  # warms up
+            for row in measure(session, args, requests, in_flight):
+                rounded = {key: round(float(x), 3) if isinstance(x, float) else x for key, x in row.items()}
+                rows.append({"temperature": temperature, **rounded})
+    return {**begin_dated_report("perf.speculation.suffix"), "rows": rows}
+
+
+def markdown(report: Report) -> str:
+    """A row for each case."""
+    head = [name.replace("_", " ") for name in report["rows"][0]]
+    table = markdown_table(head, [list(row.values()) for row in report["rows"]], "rrlrrrrrrrrr")
+    return f"`{report['command']}`, {report['date']}, {report['machine']}\n\n{table}\n"
+
+
+def main() -> int:
+    """Print the table."""
+    parser = make_parser(__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--chat", action="store_true", help="calls of tools, written by the chat template")
+    parser.add_argument("--in-flight", type=positive, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
+    parser.add_argument("--requests", type=positive, default=96, help="of each case (default %(default)s)")
+    parser.add_argument("--num-tokens", type=positive, default=96, help="of an answer (default %(default)s)")
+    parser.add_argument("--num-speculative-tokens", type=positive, default=8, help="(default %(default)s)")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    add_report(parser, "OUTPUT.json and .md")
+    args = parser.parse_args()
+    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
