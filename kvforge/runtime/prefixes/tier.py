@@ -78,6 +78,8 @@ class DiskTier:
 
     def stored(self, digests: Iterable[bytes]) -> list[bytes]:
         """Return the first of ``digests`` up to one that is not there; nothing where computing is cheaper."""
+        if self._closed:
+            return []
         found = list(itertools.takewhile(self._folder.__contains__, digests))
         if not found:
             self._notes.append(([], None))  # another server may have it

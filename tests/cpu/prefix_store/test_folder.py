@@ -1,20 +1,25 @@
 """Pages in files: what is read back is what was written, or nothing; whatever became of disk, file and writer."""
 
 import errno
+import io
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
+from kvforge.cli import main
 from kvforge.common.errors import EngineError
 from kvforge.prefix_store import folder as module
 from kvforge.prefix_store.folder import EngineFolder, page_entries
+from kvforge.prefix_store.inventory import load_prefixes
 from kvforge.prefix_store.page_file import HEADER, PageName
 from tests.support.random_cases import Seeds
 
@@ -190,3 +195,37 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     (tmp_path / "file").touch()
     with pytest.raises(EngineError, match="cannot be used"):
         opened(tmp_path / "file")
+
+
+def test_prefixes_are_listed_packed_unpacked_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, archive = opened(tmp_path / "a"), tmp_path / "a.tar"
+    assert write(folder, 1) and write(folder, 2)
+    (folder.path / "notes.txt").touch()
+    assert main(["cache", "save", str(tmp_path / "a"), str(archive)]) == 0
+    assert archive.stat().st_mode & 0o777 == 0o600
+    data = bytearray(archive.read_bytes())
+    data[data.index(content(2)) + 5] ^= 1
+    archive.write_bytes(data)
+    assert main(["cache", "load", str(tmp_path / "b"), str(archive)]) == 0
+    assert "loaded 1 pages; left out 1" in capsys.readouterr().out
+    assert [read(opened(tmp_path / "b"), index) for index in (1, 2)] == [True, False]
+    assert main(["cache", "list", "--prefix-dir", str(tmp_path / "a"), "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["key"], listed["num_pages"], listed["num_bytes"]) == (KEY.hex(), 2, 2 * FILE)
+    assert main(["cache", "clear", str(tmp_path / "a")]) == 0 and not read(folder, 1)
+    assert (folder.path / "notes.txt").exists() and main(["cache", "list", "--prefix-dir", str(tmp_path / "a")]) == 0
+    capsys.readouterr()
+    for arguments in (["save", "a", "a.tar"], ["load", "b", "none.tar"], ["clear", "none"]):
+        assert main(["cache", arguments[0], *(str(tmp_path / name) for name in arguments[1:])]) == 1
+        assert "cannot be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../" + "0" * 32 + "-035.page", "/etc/" + "0" * 32 + "-035.page", "k/about.json"])
+def test_an_archive_reaches_nothing_outside(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+        link = tarfile.TarInfo(f"{KEY.hex()}/{PageName(digest(1), 35)}")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert load_prefixes(tmp_path / "b", tmp_path / "x.tar") == (0, 2)
+    assert not list((tmp_path / "b").iterdir())

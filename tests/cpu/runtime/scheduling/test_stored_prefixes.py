@@ -144,6 +144,14 @@ def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path, slow_disk, monkeyp
     slow_disk.release(20)
 
 
+def test_an_engine_that_was_closed_computes_by_itself_and_close_writes_what_is_left(tmp_path: Path) -> None:
+    expected, engine = kept(tmp_path), engine_in(tmp_path)
+    engine.close()
+    engine.close()
+    assert generate(engine) == expected and engine.stats()["prefix_read_bytes"] == 0
+    assert len(list(tmp_path.glob("*/*.page"))) == (len(PROMPT) + 2) // 4
+
+
 def test_retention_is_kept_with_the_page_and_forgotten_pages_are_not_written(tmp_path: Path) -> None:
     engine = engine_in(tmp_path)
     engine.add_request("a", PROMPT[:9], SamplingParams(max_tokens=1, retention=((0, 4, 90), (4, -1, 10))))
