@@ -130,8 +130,11 @@ class Scheduler:
                 break
             if sequence.status is Status.RUNNING:
                 self._plan_chunk(plan, sequence)
-        if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
-            self._plan_admissions(plan)
+        if plan.num_preempted == 0 and self.waiting:
+            if plan.budget > 0:
+                self._plan_admissions(plan)
+            elif self.fetches.source is not None:
+                self._read_ahead()
         if self.proposals or self.draft_limits:
             self._plan_drafts(plan)
         return plan
@@ -255,6 +258,14 @@ class Scheduler:
                 if use_cache:
                     prefixes.add(sequence, count)
         self.num_waits += len(prefixes.held_back)
+
+    def _read_ahead(self) -> None:
+        """Begin to read the prefix of the first waiting sequence that may have one, in a step without tokens for it."""
+        reserved = sum(map(self._missing_pages, self.running))
+        for sequence in self.waiting:
+            if sequence.may_fetch and not sequence.waits_for_leader and sequence not in self.fetches.by_sequence:
+                self._place(sequence, reserved, {}, admits=False)
+                return
 
     def _plan_drafts(self, plan: Schedule) -> None:
         """Add the proposals of the plan's survivors, or room for drafts, as many as fit."""
@@ -439,10 +450,10 @@ class Scheduler:
         maximum = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
         return max(before, self.pages_for(maximum) - (len(pages) - kept_by_others))
 
-    def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
+    def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int], *, admits: bool = True) -> bool:
         """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those
         ``reserved`` for running sequences and those of sequences held back or being read remain. Where more of its
-        prefix is worth reading, that begins instead."""
+        prefix is worth reading, that begins instead; it is all that is done unless it ``admits``."""
         others = [*held_back, *self.fetches.others(sequence)]
         if len(self.slots.free_slots) <= len(others):
             return False
@@ -460,6 +471,9 @@ class Scheduler:
             return False
         if self.fetches.begin(sequence, reused, needed):
             return True
+        if not admits:
+            self._let_go(reused)
+            return False
         self.fetches.note_use(sequence, len(reused))
         self._remove(self.waiting, sequence)
         insort(self.running, sequence, key=_by_order)

@@ -123,6 +123,20 @@ def test_others_run_while_pages_are_read_and_what_is_read_is_computed_nowhere(
     assert engine.stats()["num_stored_reused_tokens"] == 36 and engine.stats()["num_reused_tokens"] == 72
 
 
+def test_pages_are_read_while_another_prompt_takes_all_tokens_of_a_step(tmp_path: Path) -> None:
+    expected, engine = kept(tmp_path), engine_in(tmp_path, max_num_tokens=4)
+    engine.add_request("long", [9] * 60, GREEDY)
+    engine.add_request("kept", PROMPT, GREEDY)
+    engine.step()
+    engine.step()
+    assert [fetch.num_known for fetch in engine.scheduler.fetches.by_sequence.values()] == [0]
+    found = []
+    while engine.has_unfinished():
+        found += [token for output in engine.step() for token in output.new_token_ids if output.request_id == "kept"]
+        engine.check_invariants()
+    assert found == expected and engine.stats()["num_stored_reused_tokens"] == 36
+
+
 def test_a_request_that_is_aborted_while_it_is_read_leaves_nothing(
     tmp_path: Path, slow_disk: threading.Semaphore
 ) -> None:
