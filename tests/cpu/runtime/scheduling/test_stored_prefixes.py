@@ -123,6 +123,24 @@ def test_others_run_while_pages_are_read_and_what_is_read_is_computed_nowhere(
     assert engine.stats()["num_stored_reused_tokens"] == 36 and engine.stats()["num_reused_tokens"] == 72
 
 
+def test_two_servers_share_a_folder_that_is_too_small_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rates, "reading_is_cheaper", lambda _: True)
+    rng, plain, limit = random.Random(0), LLMEngine(session=FakeSession(), num_pages=32), 30 * (HEADER.size + 128)
+    prompts = [[rng.randrange(3, 64) for _ in range(rng.randint(20, 60))] for _ in range(3)]
+    expected = [generate(plain, prompt) for prompt in prompts]
+    engines = [
+        LLMEngine(session=FakeSession(), num_pages=18, prefix_dir=tmp_path, prefix_gib=limit / 2**30) for _ in "ab"
+    ]
+    for _ in range(40):
+        engine, which = rng.choice(engines), rng.randrange(3)
+        assert engine.prefixes is not None
+        engine.prefixes._folder._no_scan_before = 0.0
+        assert generate(engine, prompts[which]) == expected[which]
+        assert engine.prefixes.flush(10)
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*.page")) <= limit + limit // 16
+    assert min(engine.stats()["num_stored_reused_tokens"] for engine in engines) > 50
+
+
 def test_pages_are_read_while_another_prompt_takes_all_tokens_of_a_step(tmp_path: Path) -> None:
     expected, engine = kept(tmp_path), engine_in(tmp_path, max_num_tokens=4)
     engine.add_request("long", [9] * 60, GREEDY)
