@@ -55,6 +55,8 @@ NEAREST = {
     "gpu-memory-utilization": "--kv-cache-gib",
     "kv-cache-memory-bytes": "--kv-cache-gib",
     "free-gpu-memory-fraction": "--kv-cache-gib",
+    "slot-save-path": "--prefix-dir",
+    "prompt-cache": "--prefix-dir",
     "kv-cache-free-gpu-memory-fraction": "--kv-cache-gib",
     # formats
     "cache-type-k": "--kv-dtype",

@@ -16,6 +16,7 @@ from kvforge.commands.sampling_options import add_sampling_options, sampling_opt
 from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.manifest import TOKENIZER_DIR
+from kvforge.runtime.prefixes.options import add_prefix_options, prefix_options
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="show log-probabilities of each token and of the N most probable ones",
     )
     add_kv_cache(parser)
+    add_prefix_options(parser)
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.runtime import LLM, SamplingParams
 
     check_for_engine(args)
-    options = speculation_options(args)
+    options = {**speculation_options(args), **prefix_options(args)}
     engine, _ = engine_of(args, predicts="exact_tokens" in options)
     params = SamplingParams(
         n=args.n,

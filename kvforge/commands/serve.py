@@ -14,6 +14,7 @@ from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, 
 from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
+from kvforge.runtime.prefixes.options import add_prefix_options, check_prefix_options, prefix_options
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
@@ -44,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     prefixes = parser.add_mutually_exclusive_group()
     prefixes.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
     add_always_on(prefixes, parser)
+    add_prefix_options(parser)
     add_threads(parser)
     add_speculation_options(parser)
     parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait")
@@ -132,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
+        **prefix_options(args),
         decoupled=is_decoupled(args, manifest),
         exclude_input=args.exclude_input_in_output,
         wrap_token_ids=args.wrap_token_ids,
@@ -145,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
+    check_prefix_options(manifest, options.prefix_dir, options.prefix_gib, options.enable_prefix_cache)
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kvforge.runtime.admission import check_request, new_request
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.guides.guide import Guide
+from kvforge.runtime.prefixes.opening import open_tier
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
@@ -40,6 +42,8 @@ from kvforge.runtime.text.stop import StopReason, end_of
 from kvforge.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+PAGES_S = 0.02
+"""How long a step that has nothing to compute waits for pages that are being read."""
 
 
 class LLMEngine:
@@ -56,6 +60,8 @@ class LLMEngine:
         early_exit_prompts: a prompt's last token may do so too, so that no upper layer is between a prompt and the
             first token of its answer.
         exact_tokens: of an engine with a predictor, what of prompts the model computes itself.
+        prefix_dir: a folder for the prefix cache's pages, also those of other engines and servers, of ``prefix_gib``
+            GiB (default 16) at most; see docs/prefixes.md.
 
     Raises:
         EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot speculate so.
@@ -78,6 +84,8 @@ class LLMEngine:
         early_exit_threshold: float | None = None,
         early_exit_prompts: bool = False,
         exact_tokens: ExactTokens | None = None,
+        prefix_dir: str | Path | None = None,
+        prefix_gib: float | None = None,
     ) -> None:
         if session is None:
             if engine_dir is None:
@@ -110,6 +118,9 @@ class LLMEngine:
             sizes = cache_stats(session.manifest, self.scheduler)
             size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
+        self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, prefix_dir, prefix_gib)
+        self._num_waits = 0
+        self._close = None if self.prefixes is None else weakref.finalize(self, self.prefixes.close)
         self.requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._deadlines = Deadlines()
@@ -176,13 +187,16 @@ class LLMEngine:
         plan = self.scheduler.schedule()
         self.drafting.planned(plan, self.scheduler)
         if not plan:
+            self._wait_for_pages(outputs)
             return outputs
         self.statistics.planned(plan)
         self.guides.begin_step()
         try:
             self.runner.change(plan)
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
+                start = time.perf_counter()
                 logits = self.runner.run(plan, self.scheduler.slots)
+                self._measure(plan, time.perf_counter() - start)
                 sampled = None if logits is None else self._sample(plan, logits)
         except BaseException as error:
             return outputs + self._failed(plan, error)
@@ -190,6 +204,19 @@ class LLMEngine:
             self.scheduler.commit(plan)
             return outputs
         return outputs + self._report(plan, logits, sampled)
+
+    def _wait_for_pages(self, outputs: list[SequenceOutput]) -> None:
+        """Sleep a little where all that is left to do is read from --prefix-dir."""
+        if self.prefixes is not None and self.scheduler.fetches.is_waiting and not outputs:
+            self._num_waits += 1
+            self.prefixes.wait(PAGES_S)
+
+    def _measure(self, plan: Schedule, seconds: float) -> None:
+        """Note what computing prompts takes, where reading them may be cheaper."""
+        if self.prefixes is not None:
+            num_pages = sum(count for _, count in plan.prefills) / self.config.page_size
+            if num_pages >= 1:
+                self.prefixes.rates.computed(num_pages, seconds)
 
     def _sample(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
         """Choose the first new token of each survivor."""
@@ -232,8 +259,8 @@ class LLMEngine:
 
     @property
     def num_iterations(self) -> int:
-        """Steps since the engine was loaded."""
-        return self.statistics.num_iterations
+        """Steps since the engine was loaded, those included that waited for pages to be read."""
+        return self.statistics.num_iterations + self._num_waits
 
     def stats(self) -> dict[str, Any]:
         """Return gauges of sequences and pages, and what ``EngineStatistics`` counts since the engine was loaded.
@@ -264,12 +291,24 @@ class LLMEngine:
             "num_prompt_early_exits": self.runner.num_prompt_early_exits,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
+            **self._tier_stats(),
             **cache_stats(self.manifest, scheduler),
             **{f"num_{name}": count for name, count in self.runner.policy_counters.items()},
             **self.drafting.stats(),
             **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }
+
+    def _tier_stats(self) -> dict[str, float]:
+        if self.prefixes is None:
+            return {}
+        return {"num_stored_reused_tokens": self.scheduler.fetches.num_tokens, **self.prefixes.stats()}
+
+    def close(self) -> None:
+        """Write what --prefix-dir still lacks, for at most 1.5 seconds, and end its threads. Idempotent, and done when
+        the engine is forgotten or the program ends."""
+        if self._close is not None:
+            self._close()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""

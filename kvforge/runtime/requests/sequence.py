@@ -71,6 +71,7 @@ class Sequence:
         "length",
         "max_length",
         "max_reusable",
+        "may_fetch",
         "metrics",
         "next_transition",
         "num_awaited_pages",
@@ -130,6 +131,8 @@ class Sequence:
         self.num_published = 0
         self.num_awaited_pages = 0
         """The longest prefix, in pages, that it put off its admission for."""
+        self.may_fetch = True
+        """Its prefix was not read from a second tier since it last waited for its admission."""
         self.prompt_done = False
         """The prompt was computed once (a preemption does not undo this)."""
         self.prompt_scores: PromptScores | None = None

@@ -10,7 +10,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     """Raise AssertionError on the first broken invariant.
 
     - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
-    - A page's reference count is the number of sequences that hold it.
+    - A page's reference count is the number of sequences and of fetches that hold it; fetches are of waiting sequences.
     - A cached page is published and queued by its priority; a free page is not.
     - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
       slot, and the slot table agrees with them.
@@ -29,6 +29,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     holders: Counter[int] = Counter()
     for sequence in scheduler.running:
         holders.update(sequence.pages)
+    for fetch in scheduler.fetches.by_sequence.values():
+        holders.update(fetch.pages)
     for page, count in enumerate(pool.ref_counts):
         assert count == holders[page], f"page {page} has {count} references and {holders[page]} holders"
     queued = [page for page in pool.cached_pages]
@@ -54,6 +56,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
         assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_offset == 0, sequence
+    fetches = scheduler.fetches.by_sequence
+    assert fetches.keys() <= set(scheduler.waiting), "a fetch of a sequence that does not wait"
     _check_predictions(scheduler)
     _check_policy(scheduler)
     _check_exact_pages(scheduler)

@@ -1,5 +1,7 @@
 """Which full page holds which prefix: a chain of digests, one per full page."""
 
+from collections import defaultdict
+from collections.abc import Callable
 from hashlib import blake2b
 
 import numpy as np
@@ -25,6 +27,9 @@ class PrefixCache:
         self._root = page_digest(root.encode(), np.empty(0, dtype=np.int32))
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._epochs: defaultdict[int, int] = defaultdict(int)
+        self.on_publish: Callable[[bytes, int], None] | None = None
+        """Is told of each page that a step has filled."""
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -52,9 +57,25 @@ class PrefixCache:
             digest = self.digest(sequence, index)
             page = sequence.pages[index]
             if digest not in self._page_of and page not in self._digest_of:
-                self._page_of[digest] = page
-                self._digest_of[page] = digest
+                self.adopt(digest, page)
+                if self.on_publish is not None:
+                    self.on_publish(digest, page)
         sequence.num_published = max(num_full, sequence.num_published)
+
+    def adopt(self, digest: bytes, page: int) -> None:
+        """Publish a page that holds the prefix with this digest, unless another one does."""
+        if digest not in self._page_of and page not in self._digest_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+    def page_named(self, digest: bytes) -> int | None:
+        """Return the page published under a digest."""
+        return self._page_of.get(digest)
+
+    def epoch(self, page: int) -> int:
+        """Return how often a page was unpublished: between two equal answers a published page kept its content. Any
+        thread may ask."""
+        return self._epochs[page]
 
     def holds(self, page: int) -> bool:
         """The page is published."""
@@ -62,6 +83,7 @@ class PrefixCache:
 
     def forget(self, page: int) -> None:
         """Unpublish a page, because it is about to be overwritten."""
+        self._epochs[page] += 1
         del self._page_of[self._digest_of.pop(page)]
 
     def digest(self, sequence: Sequence, index: int) -> bytes:

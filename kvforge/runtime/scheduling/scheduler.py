@@ -10,6 +10,7 @@ from kvforge.kv_policies.transition import Transition
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import NEVER, Sequence, Status
 from kvforge.runtime.scheduling.exact_pages import ExactPages
+from kvforge.runtime.scheduling.fetches import Fetches, PageSource
 from kvforge.runtime.scheduling.page_pool import PagePool
 from kvforge.runtime.scheduling.planned_prefixes import PlannedPrefixes
 from kvforge.runtime.scheduling.prefix_cache import PrefixCache
@@ -33,6 +34,9 @@ class Scheduler:
     A prompt whose beginning another one computes in the step being planned waits for those pages where that saves it
     work (see ``PlannedPrefixes``). Others may pass it, but not take the slot and the pages that it needs.
 
+    A prompt whose beginning a ``source`` keeps is not admitted before it is read (see ``Fetches``). Others are, on the
+    same terms.
+
     A KV policy may change a sequence's cache between two steps, at positions of its own (``next_transition``): the
     sequence gives up pages for those of its changed cache, of which there are fewer. What such a sequence loses
     when it is preempted is computed again in the same pieces.
@@ -46,10 +50,11 @@ class Scheduler:
     the ``exact_intervals`` from left to right, over what is predicted around them.
     """
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, source: PageSource | None = None) -> None:
         self.config = config
         self.prefix_cache = PrefixCache(config.page_size, root=str(config.kv_policy))
         self.pool = PagePool(config.num_pages, evict=self.prefix_cache.forget)
+        self.fetches = Fetches(self.pool, self.prefix_cache, source)
         self.policy = config.kv_policy
         columns, seals = self.policy.slot_columns, self.policy.seals_pages
         max_pages = config.max_pages_per_seq, config.max_state_pages_per_seq
@@ -94,6 +99,7 @@ class Scheduler:
             self._release(sequence)
         elif sequence.status is Status.WAITING:
             self._remove(self.waiting, sequence)
+            self.fetches.drop(sequence)
         sequence.status = Status.FINISHED
         self.proposals.pop(sequence, None)
 
@@ -102,6 +108,7 @@ class Scheduler:
         plan = Schedule(self.config.max_num_tokens)
         page_size = self.config.page_size
         prompts: list[Sequence] = []
+        self.fetches.advance()
         if self.policy.has_transitions:
             self._plan_transitions(plan)
         for sequence in list(self.running):
@@ -123,8 +130,11 @@ class Scheduler:
                 break
             if sequence.status is Status.RUNNING:
                 self._plan_chunk(plan, sequence)
-        if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
-            self._plan_admissions(plan)
+        if plan.num_preempted == 0 and self.waiting:
+            if plan.budget > 0:
+                self._plan_admissions(plan)
+            elif self.fetches.source is not None:
+                self._read_ahead()
         if self.proposals or self.draft_limits:
             self._plan_drafts(plan)
         return plan
@@ -223,8 +233,8 @@ class Scheduler:
     def _plan_admissions(self, plan: Schedule) -> None:
         """Admit waiting sequences and add their first chunks.
 
-        Nothing overtakes the first one, except that sequences waiting for their leader's prompt or for pages of this
-        step are passed over.
+        Nothing overtakes the first one, except that sequences waiting for their leader's prompt, for pages that are
+        being read or for pages of this step are passed over.
         """
         prefixes, use_cache, index = PlannedPrefixes(self.prefix_cache, self.policy), self.config.enable_prefix_cache, 0
         if use_cache:
@@ -232,18 +242,30 @@ class Scheduler:
         plan.num_reserved = sum(map(self._missing_pages, self.running))
         while plan.budget > 0 and index < len(self.waiting):
             sequence = self.waiting[index]
-            if sequence.waits_for_leader or (
-                len(prefixes.held_back) < len(self.slots.free_slots) and prefixes.hold_back(sequence, plan.budget)
+            if (
+                sequence.waits_for_leader
+                or self.fetches.awaits(sequence)
+                or (len(prefixes.held_back) < len(self.slots.free_slots) and prefixes.hold_back(sequence, plan.budget))
             ):
                 index += 1
-            elif self._admit(plan, sequence, prefixes):
+            elif not self._admit(plan, sequence, prefixes):
+                break
+            elif sequence.status is Status.WAITING:
+                index += 1
+            else:
                 count = self._plan_chunk(plan, sequence)
                 plan.num_reserved += self._missing_pages(sequence)
                 if use_cache:
                     prefixes.add(sequence, count)
-            else:
-                break
         self.num_waits += len(prefixes.held_back)
+
+    def _read_ahead(self) -> None:
+        """Begin to read the prefix of the first waiting sequence that may have one, in a step without tokens for it."""
+        reserved = sum(map(self._missing_pages, self.running))
+        for sequence in self.waiting:
+            if sequence.may_fetch and not sequence.waits_for_leader and sequence not in self.fetches.by_sequence:
+                self._place(sequence, reserved, {}, admits=False)
+                return
 
     def _plan_drafts(self, plan: Schedule) -> None:
         """Add the proposals of the plan's survivors, or room for drafts, as many as fit."""
@@ -310,11 +332,12 @@ class Scheduler:
                 continue
             copy = self.pool.allocate()
             while copy is None and is_shared:
-                victim = self.running[-1]
-                self._preempt(plan, victim)
-                plan.num_preempted += 1
-                if victim is sequence:
-                    return {}
+                if not self.fetches.give_up():
+                    victim = self.running[-1]
+                    self._preempt(plan, victim)
+                    plan.num_preempted += 1
+                    if victim is sequence:
+                        return {}
                 is_shared = self.pool.ref_counts[page] > 1
                 copy = self.pool.allocate()
             if copy is None:
@@ -358,6 +381,8 @@ class Scheduler:
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence pages for ``num_tokens`` cached tokens; False if it was preempted itself."""
         while not self._extend(sequence, num_tokens):
+            if self.fetches.give_up():
+                continue
             victim = self.running[-1]
             self._preempt(plan, victim)
             plan.num_preempted += 1
@@ -386,17 +411,21 @@ class Scheduler:
         self._remove(self.running, victim)
         self._release(victim)
         victim.status = Status.WAITING
+        victim.may_fetch = True
         insort(self.waiting, victim, key=_by_order)
         self.num_preemptions += 1
         victim.metrics.num_preemptions += 1
 
     def _admit(self, plan: Schedule, sequence: Sequence, prefixes: PlannedPrefixes) -> bool:
-        """Move a waiting sequence to running if a slot and pages for all its tokens are there.
+        """Move a waiting sequence to running if a slot and pages for all its tokens are there, or begin to read its
+        prefix.
 
-        Sequences of a strictly worse priority make room for it.
+        Sequences of a strictly worse priority make room for it, and those behind it that are being read.
         """
         held_back = prefixes.held_back
         while not self._place(sequence, plan.num_reserved, held_back):
+            if self.fetches.give_up(after=sequence.order):
+                continue
             victim = self.running[-1] if self.running else None
             # Those who are held back wait for what running sequences compute: none of these may go now.
             if victim is None or held_back or victim.order[0] <= sequence.order[0]:
@@ -421,21 +450,31 @@ class Scheduler:
         maximum = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
         return max(before, self.pages_for(maximum) - (len(pages) - kept_by_others))
 
-    def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
+    def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int], *, admits: bool = True) -> bool:
         """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those
-        ``reserved`` for running sequences and those of sequences held back remain."""
-        if len(self.slots.free_slots) <= len(held_back):
+        ``reserved`` for running sequences and those of sequences held back or being read remain. Where more of its
+        prefix is worth reading, that begins instead; it is all that is done unless it ``admits``."""
+        others = [*held_back, *self.fetches.others(sequence)]
+        if len(self.slots.free_slots) <= len(others):
             return False
-        state_pages = self.state_pages.needed(sequence) + sum(map(self.state_pages.needed, held_back))
+        state_pages = self.state_pages.needed(sequence) + sum(map(self.state_pages.needed, others))
         if state_pages > len(self.state_pages.free_pages):
             return False
         reused = self._reusable_pages(sequence)
         for page in reused:
             self.pool.share(page)
+        self.fetches.drop(sequence, is_used=True)
         needed = self._needed_pages(sequence, reused)
-        if needed + reserved + sum(held_back.values()) > self.pool.num_available:
+        reserved += sum(held_back.values()) + self.fetches.num_reserved(sequence)
+        if needed + reserved > self.pool.num_available:
             self._let_go(reused)
             return False
+        if self.fetches.begin(sequence, reused, needed):
+            return True
+        if not admits:
+            self._let_go(reused)
+            return False
+        self.fetches.note_use(sequence, len(reused))
         self._remove(self.waiting, sequence)
         insort(self.running, sequence, key=_by_order)
         sequence.status = Status.RUNNING
@@ -483,6 +522,7 @@ class Scheduler:
     def _set_priorities(self, sequence: Sequence) -> None:
         if sequence.params.retention and self.config.enable_prefix_cache:
             set_priorities(self.pool, self.prefix_cache, sequence)
+            self.fetches.note_priorities(sequence)
 
     def _let_go(self, pages: list[int]) -> None:
         # Deepest first, so that the cache evicts the end of a prefix before its beginning.

@@ -22,6 +22,7 @@ from kvforge.common.refusals import Refusal
 from kvforge.manifest import check_not_replaced, target_of
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.interface import Engine, WatchedEngine
+from kvforge.runtime.prefixes.options import add_prefix_options, prefix_options
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.engine.allowance import Pulse
@@ -229,6 +230,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-seq-len", type=int)
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--no-prefix-cache", action="store_true")
+    add_prefix_options(parser)
     add_speculation_options(parser)
     parser.add_argument("--vllm", action="store_true", help="the engine is of target vllm, and so is this interpreter")
     parser.add_argument("--log-level", default="WARNING")
@@ -245,7 +247,8 @@ def main(argv: list[str] | None = None) -> int:
     def make_engine() -> WatchedEngine:
         check_manifest()  # before all that takes time
         limits = {name: getattr(args, name) for name in LIMITS}
-        engine = load(args.engine, enable_prefix_cache=not args.no_prefix_cache, **limits, **speculation_options(args))
+        options = {**limits, **prefix_options(args), **speculation_options(args)}
+        engine = load(args.engine, enable_prefix_cache=not args.no_prefix_cache, **options)
         check_manifest()  # what was read is not half of one engine and half of another
         return engine
 

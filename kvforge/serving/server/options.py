@@ -33,6 +33,8 @@ class ServerOptions:
     max_seq_len: int | None = None
     kv_cache_gib: float | None = None
     enable_prefix_cache: bool = True
+    prefix_dir: Path | None = None
+    prefix_gib: float | None = None
     speculative: SpeculativeConfig | None = None
     early_exit_threshold: float | None = None
     early_exit_prompts: bool = False
@@ -84,5 +86,9 @@ def engine_command(engine_dir: Path, options: ServerOptions, target: str = "cpu"
     speculation = speculation_arguments(
         options.speculative, options.early_exit_threshold, options.exact_tokens, options.early_exit_prompts
     )
+    if options.prefix_dir is not None:
+        arguments += ["--prefix-dir", str(options.prefix_dir.absolute())]
+    if options.prefix_gib is not None:
+        arguments += ["--prefix-gib", str(options.prefix_gib)]
     arguments += speculation if options.enable_prefix_cache else [*speculation, "--no-prefix-cache"]
     return process_command(engine_dir, target, arguments)

@@ -106,10 +106,26 @@ GAUGES: dict[str, tuple[Reader, str]] = {
     ),
 }
 
+
+def _optional(key: str) -> Reader:
+    """What only some engines count; 0 where they do not, and before they say."""
+    return lambda s: s.get(key, 0)
+
+
 # kvforge's counters: family -> (number from LLMEngine.stats(), help)
 COUNTERS: dict[str, tuple[Reader, str]] = {
     "kvforge_generated_tokens_total": (lambda s: s["num_generated_tokens"], "Generated tokens"),
     "kvforge_reused_prompt_tokens_total": (lambda s: s["num_reused_tokens"], "Prompt tokens found in the prefix cache"),
+    **{
+        f"kvforge_prefix_{family}_total": (_optional(key), text)
+        for family, key, text in (
+            ("read_tokens", "num_stored_reused_tokens", "Prompt tokens found in --prefix-dir, reused ones among them"),
+            ("read_bytes", "prefix_read_bytes", "Bytes of pages read from --prefix-dir"),
+            ("written_bytes", "prefix_written_bytes", "Bytes of pages written to --prefix-dir"),
+            ("read_seconds", "prefix_read_s", "Seconds in which pages were read from --prefix-dir"),
+            ("write_seconds", "prefix_write_s", "Seconds in which pages were written to --prefix-dir"),
+        )
+    },
     "kvforge_preemptions_total": (lambda s: s["num_preemptions"], "Sequences that gave up their pages and began again"),
     "kvforge_drafts_total": (lambda s: s["num_drafts"], "Drafts that were verified, of one token or several"),
     "kvforge_draft_tokens_total": (lambda s: s["num_draft_tokens"], "Draft tokens that were verified"),
@@ -129,12 +145,9 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
 
 def policy_counters(policy: KVPolicy) -> dict[str, tuple[Reader, str]]:
     """What a KV policy counts, as COUNTERS; 0 before the engine says."""
-
-    def reader(key: str) -> Reader:
-        return lambda s: s.get(key, 0)
-
     return {
-        f"kvforge_{policy.name}_{name}_total": (reader(f"num_{name}"), text) for name, text in policy.counters.items()
+        f"kvforge_{policy.name}_{name}_total": (_optional(f"num_{name}"), text)
+        for name, text in policy.counters.items()
     }
 
 

@@ -14,8 +14,8 @@ NAMES = [name.replace("_", "-") for name in COMMANDS]
 CASES = {
     "kvforge ": set(NAMES),
     "kvforge do": {"doctor"},
-    "kvforge -q cache ": {"list", "remove"},
-    "kvforge cache list --": {"--help", "--json", "--quiet", "--verbose"},
+    "kvforge -q cache ": {"list", "remove", "clear", "save", "load"},
+    "kvforge cache list --": {"--help", "--json", "--prefix-dir", "--quiet", "--verbose"},
     "kvforge completion ": set(SHELLS),
     "kvforge serve ENGINE --log-level ": {"debug", "info", "warning", "error"},
     "kvforge serve ENGINE --log-format j": {"json"},

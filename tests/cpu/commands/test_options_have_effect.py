@@ -45,9 +45,10 @@ CHAT: dict[str, tuple[list[str], ...]] = {
     "--chat-template-kwargs": (['{"a": 1}'], ['{"a": 2}'], ["--chat-template", "DIR/a.jinja"]),
 }  # fmt: skip
 LENGTHS = {"--kv-cache-gib": (["1"], ["2"]), "--max-seq-len": (["100"], ["200"])}
+PREFIXES = {"--prefix-dir": (["a"], ["b"]), "--prefix-gib": (["1"], ["2"], ["--prefix-dir", "a"])}
 OPTIONS: dict[str, dict[str, Any]] = {
     "generate": {
-        **SAMPLING, **SPECULATION, **LENGTHS, "--prompt": (["a"], ["b"]), "--chat": ([], None),
+        **SAMPLING, **SPECULATION, **LENGTHS, **PREFIXES, "--prompt": (["a"], ["b"]), "--chat": ([], None),
         **{name: (*pair[:2], ["--chat", *(pair[2] if len(pair) > 2 else [])]) for name, pair in CHAT.items()},
         "--min-tokens": (["1"], ["2"]), "--n": (["1"], ["2"]), "--json-schema": (["DIR/a.json"], ["DIR/b.json"]),
         "--regex": (["a"], ["b"]), "--grammar": (["DIR/a.json"], ["DIR/b.json"]), "--ignore-eos": ([], None),
@@ -55,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "chat": {**SAMPLING, **SPECULATION, **LENGTHS, **CHAT},
     "serve": {
-        **SPECULATION, **LENGTHS, "--address": (["127.0.0.1"], ["127.0.0.2"]),
+        **SPECULATION, **LENGTHS, **PREFIXES, "--address": (["127.0.0.1"], ["127.0.0.2"]),
         **{f"--{name}-port": (["0"], ["7"]) for name in ("http", "grpc", "metrics", "health")},
         **{f"--{name}-address": (["127.0.0.1"], ["127.0.0.2"]) for name in ("http", "grpc", "metrics", "health")},
         "--openai-address": (["127.0.0.1"], ["127.0.0.2"]),

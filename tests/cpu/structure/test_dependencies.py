@@ -35,6 +35,7 @@ FORBIDDEN = {
     "kvforge/workers": (*ENGINES, *ABOVE),
     "kvforge/tensorrt": ("model_defs", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/planning": ("plugins", *ENGINES, *MODEL_MAKING, *ABOVE),
+    "kvforge/prefix_store": ("model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/compiler": ("kvforge.runtime", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE),
     "kvforge/runtime": (
         "kvforge.compiler", "kvforge.serving", "kvforge.gateway", "kvforge.checkpoint", "kvforge.tasks", "model_defs",
@@ -73,6 +74,7 @@ WITHOUT_TORCH = (
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving", "kvforge/runtime/sessions/missing.py", "triton_repo", "kvforge/vllm_engine",
+    "kvforge/prefix_store",
 )  # fmt: skip
 """What does without tensors: the scheduler by design, the rest because torch takes seconds to import."""
 

@@ -1,0 +1,50 @@
+"""The bytes of a page in an engine's pools."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.pools import Pools, state_pools
+
+
+class PageMemory:
+    """Views of the pools by page: of each owner all tensors with a row for every page, which is what a prefix that is
+    reused consists of. Exact pages of policies that seal pages are no part of it. The pools are in main memory."""
+
+    def __init__(self, manifest: Manifest, pools: Pools) -> None:
+        self._rows = [np.asarray(rows.numpy()) for rows in _page_rows(manifest, pools)]
+        self.page_bytes = sum(rows.shape[1] for rows in self._rows)
+
+    def pieces(self, page: int) -> list[memoryview]:
+        """Return the memory of a page, ``page_bytes`` bytes together."""
+        return [memoryview(rows[page]) for rows in self._rows]
+
+    def fill(self, page: int, content: memoryview) -> None:
+        """Overwrite a page with ``content``, which was made of ``pieces``."""
+        start, given = 0, np.frombuffer(content, dtype=np.uint8)
+        for rows in self._rows:
+            end = start + rows.shape[1]
+            rows[page] = given[start:end]
+            start = end
+
+
+def _page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:
+    """Yield tensors ``[pages, bytes]`` uint8."""
+    policy, more = manifest.policy, state_pools(manifest)
+    for index, pool in enumerate(pools):
+        own = pool[: len(pool) - len(more)]
+        if policy.owners_share:
+            for tensor in own if index == 0 else ():
+                yield from _as_bytes(tensor).chunk(manifest.num_owners)
+        elif not policy.seals_pages:
+            yield from map(_as_bytes, own)
+        for tensor, one in zip(pool[len(own) :], more, strict=True):
+            if one.rows == "cache":
+                yield _as_bytes(tensor)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8).view(len(tensor), -1)
