@@ -15,7 +15,7 @@ from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.predict_graph import PredictGraph, frequencies_of
 from model_defs.prediction import Prediction
-from model_defs.rope import frequency_buffer, rope_tables
+from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 from plugins.kv_quantization import stored_dim
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
@@ -44,7 +44,7 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     for index, (rope, head_dim) in enumerate(config.rotations):
         if (name := frequency_buffer(index)) in module._buffers:
-            module._buffers[name] = rope.inverse_frequencies(head_dim).to(device)
+            module._buffers[name] = inverse_frequencies(rope, head_dim).to(device)
     if "rope_cos" in module._buffers:
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         module.rope_cos, module.rope_sin = (table.to(device) for table in tables)

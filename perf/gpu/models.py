@@ -22,7 +22,7 @@ from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from kvforge.version import __version__
 from model_defs import ModelConfig, load_config
-from model_defs.rope import rope_tables
+from model_defs.rope import inverse_frequencies, rope_tables
 from model_defs.weights import weight_specs
 from perf.gpu.queue.sources import GRAPHS, digest_of
 from perf.harness.random_checkpoint import LLAMA_8B, with_cut
@@ -107,7 +107,7 @@ def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0)
     device, packed where the graphs' are, and the tables of positions that ShadowKV's have."""
     device = "cuda" if options.target == "cuda" else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
-    weights = {FREQUENCIES: config.rope.inverse_frequencies(config.head_dim).to(device)}
+    weights = {FREQUENCIES: inverse_frequencies(config.rope, config.head_dim).to(device)}
     if isinstance(options.policy, ShadowKV):
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         weights |= {name: table.to(device) for name, table in zip(ROPE_TABLES, tables, strict=True)}

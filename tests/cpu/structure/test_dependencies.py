@@ -67,6 +67,7 @@ FORBIDDEN = {
 """What each part must not import, at any depth of nesting inside its files."""
 
 WITHOUT_TORCH = (
+    "model_defs/config.py", "model_defs/__init__.py", "model_defs/weights.py", "model_defs/records.py",
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
     "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
     "kvforge/planning", "kvforge/hub", "kvforge/remote", "kvforge/bench/load.py", "kvforge/bench/traces.py",
@@ -103,6 +104,7 @@ def test_parts_without_torch(part: str) -> None:
 
 
 PROGRAMS_WITHOUT_TORCH = (
+    "model_defs.config", "model_defs.weights",
     "kvforge.cli", "kvforge.commands.serve", "kvforge.serving.server.supervisor", "kvforge.serving.stub.stub",
     "kvforge.serving.text_models.bls", "kvforge.serving.text_models.preprocess",
     "kvforge.serving.text_models.postprocess", "kvforge.gateway.server", "kvforge.serving.engine.process",
