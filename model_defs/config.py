@@ -171,6 +171,24 @@ class ModelConfig:
         local = self.local_rope.for_length(length) if self.local_rope is not None else None
         return replace(self, rope=self.rope.for_length(length), local_rope=local)
 
+    def first_layers(self, count: int) -> "ModelConfig":
+        """Return the first ``count`` layers as a model without a cut."""
+        experts = self.experts
+        if experts is not None:
+            layers = tuple(layer for layer in experts.layers if layer < count)
+            experts = replace(experts, layers=layers) if layers else None
+        return replace(
+            self,
+            num_layers=count,
+            cut=count,
+            group_size=1,
+            early_exit=False,
+            layer_windows=self.layer_windows[:count],
+            layer_owners=self.layer_owners[:count],
+            layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
+            experts=experts,
+        )
+
     def rope_of(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate."""
         return self.local_rope if self.local_rope is not None and self.layer_windows[layer] else self.rope

@@ -48,7 +48,7 @@ def _value(kind: Any, value: Any) -> Any:
             return tuple(map(_value, kinds, value))
     elif origin is dict and isinstance(value, dict):
         return {name: _value(arguments[1], each) for name, each in value.items()}
-    elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         return float(value)
     elif kind in (bool, int, str) and type(value) is kind and not (kind is str and _SURROGATE.search(value)):
         return value

@@ -78,7 +78,7 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
     longest = max(policy.max_cached(max_seq_len, max_seq_len), policy.max_cached(1, max_seq_len))
 
     def num_bytes(some: Iterable[StatePool], on_host: bool) -> int:
-        return manifest.num_owners * sum(_row_bytes(pool, element) for pool in some if pool.on_host == on_host)
+        return manifest.model.num_owners * sum(_row_bytes(pool, element) for pool in some if pool.on_host == on_host)
 
     return CacheShape(
         max_num_seqs,

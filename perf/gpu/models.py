@@ -15,6 +15,7 @@ from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
+from kvforge.costs.weights import num_parameters
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest
 from kvforge.runtime.sessions.aot_package import load_graph, private_tmpdir
@@ -74,11 +75,6 @@ def model_config(shape: dict[str, Any], variant: Variant) -> ModelConfig:
     """Return the model of a variant."""
     cut = None if variant.cut is None else int(shape["num_hidden_layers"] * variant.cut)
     return load_config(with_cut(shape, cut, variant.group_size))
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Return the parameters of a model's engine."""
-    return sum(spec.num_parameters for spec in weight_specs(config))
 
 
 def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, target: str) -> ResolvedOptions:

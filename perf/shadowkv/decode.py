@@ -55,13 +55,13 @@ def traffic(manifest: Manifest, load: Load, hit_rate: float) -> Traffic:
     if isinstance(policy, ShadowKV):
         tokens = policy.num_selected(load.context) * policy.chunk_size if policy.is_factored(load.context) else 0
         device -= hit_rate * tokens * cache.num_kv_heads * policy.rank * cache.element_bytes
-    number = manifest.num_layers * load.batch
+    number = manifest.model.num_layers * load.batch
     return Traffic(number * device, number * (1 - hit_rate) * host)
 
 
 def kept(manifest: Manifest, load: Load) -> tuple[int, int]:
     """Return the bytes (device, host) of the caches of a load, by the policy's formula."""
-    cache, policy, number = manifest.owner_cache, manifest.policy, manifest.num_owners * load.batch
+    cache, policy, number = manifest.owner_cache, manifest.policy, manifest.model.num_owners * load.batch
     return (
         number * policy.device_bytes(cache, load.context, 1),
         number * policy.host_bytes(cache, load.context, 1),
@@ -146,7 +146,7 @@ def shared_value_pools(manifest: Manifest, pages: int, shadow_pages: int, slots:
     device = "cuda" if manifest.target == "cuda" else "cpu"
     *more, values = state_specs(manifest, shadow_pages, slots)
     specs = pool_specs(manifest, pages) + more
-    views = allocate_together(specs * manifest.num_owners, device)
+    views = allocate_together(specs * manifest.model.num_owners, device)
     host = place_together([values], partial(mapped_host_memory, device=device))[0]
     return [(*views[i : i + len(specs)], host) for i in range(0, len(views), len(specs))]
 

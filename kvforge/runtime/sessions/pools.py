@@ -28,8 +28,8 @@ def pool_specs(manifest: Manifest, num_pages: int, owner: int = 0) -> list[Spec]
     ``[num_pages, page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32
     scales ``[num_pages, page_size, kv_heads]``. Latent attention has one of each, ``[num_pages, page_size, 1, width]``.
     """
-    head_dim = manifest.layer_head_dims[owner] if manifest.layer_head_dims else manifest.head_dim
-    slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
+    head_dim = manifest.model.head_dim_of(owner)
+    slots = (num_pages, manifest.page_size, manifest.model.num_kv_heads)
     dtypes = written_dtypes(manifest.kv_dtype, manifest.dtype)[: manifest.owner_cache.vectors]
     elements: list[Spec] = [((*slots, stored_dim(head_dim, dtype)), dtype) for dtype in dtypes]
     return elements + [(slots, torch.float32)] * (len(dtypes) if manifest.kv_format.scales == "dynamic" else 0)
@@ -69,14 +69,14 @@ def allocate_pools(
     num_on_device = len(more) - num_host_pools(manifest)
     exact_pages = manifest.policy.num_exact_pages(num_slots, manifest.max_num_tokens, manifest.page_size)
     num_own, shared = exact_pages if manifest.policy.seals_pages else num_pages, list[Spec]()
-    own = [pool_specs(manifest, num_own, owner) for owner in manifest.owners]
+    own = [pool_specs(manifest, num_own, owner) for owner in manifest.model.owners]
     if manifest.policy.owners_share:
-        own, shared = [[] for _ in own], pool_specs(manifest, num_pages * manifest.num_owners)
+        own, shared = [[] for _ in own], pool_specs(manifest, num_pages * manifest.model.num_owners)
     together = partial(allocate_together, device=device)
     memory = _by_owner([[*specs, *state[:num_on_device]] for specs in own], together, shared)
     if num_on_device < len(more):
         mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
-        host = _by_owner([state[num_on_device:]] * manifest.num_owners, mapped)
+        host = _by_owner([state[num_on_device:]] * manifest.model.num_owners, mapped)
         memory = [(*own, *on_host) for own, on_host in zip(memory, host, strict=True)]
     for pool in memory:
         for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
@@ -85,17 +85,13 @@ def allocate_pools(
     return memory
 
 
-def auxiliary_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
-    """Return shape and dtype of K and V of a layer of the engine's auxiliary model."""
-    sizes = manifest.auxiliary_model
-    shape = (num_pages, manifest.page_size, sizes["num_kv_heads"], sizes["head_dim"])
-    return [(shape, COMPUTE_DTYPES[manifest.dtype])] * 2
-
-
 def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:
     """Return K and V of each layer that is run of the engine's auxiliary model, views of one allocation."""
-    layers = manifest.auxiliary_model["num_layers"]
-    return _by_owner([auxiliary_specs(manifest, num_pages)] * layers, partial(allocate_together, device=device))
+    model = manifest.auxiliary_model
+    assert model is not None
+    shape = (num_pages, manifest.page_size, model.num_kv_heads, model.head_dim)
+    specs: list[Spec] = [(shape, COMPUTE_DTYPES[manifest.dtype])] * 2
+    return _by_owner([specs] * model.num_layers, partial(allocate_together, device=device))
 
 
 def num_host_pools(manifest: Manifest) -> int:

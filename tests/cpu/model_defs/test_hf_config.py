@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_config
-from model_defs import ModelError, load_config
+from model_defs import ModelError, RopeConfig, load_config
 from model_defs.rope import inverse_frequencies
 from tests.support.models.checkpoints import ALL_FAMILIES
 
@@ -97,7 +96,8 @@ def test_yi_is_the_planners_preset() -> None:
     heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rope_theta": 5e6}
     hf = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **heads, "rms_norm_eps": 1e-6}
     config = load_config(hf)
-    assert shape_of_config(config, "yi-1.5-9b") == PRESETS["yi-1.5-9b"].shape
+    others = {"model_type": "yi-1.5-9b", "rope": RopeConfig(), "bos_token_id": None, "eos_token_ids": ()}
+    assert dataclasses.replace(config, **others) == PRESETS["yi-1.5-9b"].model
     assert config.rope.theta == 5e6
 
 

@@ -28,7 +28,7 @@ FORBIDDEN = {
     "kvforge/checkpoint": (*ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/costs": ("plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *ABOVE),
     "kvforge/kv_policies": ("kvforge.manifest", "plugins", *ENGINES, *ABOVE),
-    "kvforge/manifest": ("model_defs", "plugins", *ENGINES, *ABOVE),
+    "kvforge/manifest": ("plugins", *ENGINES, *ABOVE),
     "kvforge/tokenization": ("kvforge.checkpoint", "model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/remote": ("model_defs", "plugins", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/tasks": ("model_defs", "plugins", *ENGINES, *ABOVE),
