@@ -52,11 +52,10 @@ def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
     return 2 * num_parameters * tokens_per_second / 1e12
 
 
-def max_speedup(model: ModelConfig, input_tokens: int, output_tokens: int) -> float:
-    """Return how many times the requests per FLOP of the model without a cut: what no hardware bound by computing
+def max_speedup(model: ModelConfig, without: ModelConfig, input_tokens: int, output_tokens: int) -> float:
+    """Return how many times the requests per FLOP of the model ``without`` a cut: what no hardware bound by computing
     exceeds, given that output tokens still run all layers (arXiv 2410.03960, Figure 2 right)."""
-    plain = request_flops(without_cut(model), input_tokens, output_tokens)
-    return plain / request_flops(model, input_tokens, output_tokens)
+    return request_flops(without, input_tokens, output_tokens) / request_flops(model, input_tokens, output_tokens)
 
 
 def requests_per_second(

@@ -190,9 +190,9 @@ def _row(model: ModelConfig, variant: Variant, work: Workload, fleet: Fleet) -> 
         "kv_exact_bytes_per_step": _exact_bytes(variant, work, 0, work.step_tokens),
         "cache_reduction": 1 - kv_element_bytes(made, variant.kv_dtype) / wide,
         "cache_reduction_with_scales": 1 - kv_bytes(made, variant.kv_dtype) / wide,
-        "max_speedup": max_speedup(made, work.input_tokens, work.output_tokens),
+        "max_speedup": max_speedup(made, plain, work.input_tokens, work.output_tokens),
         "max_speedup_by_ratio": {
-            str(ratio): max_speedup(made, work.input_tokens, max(round(work.input_tokens / ratio), 1))
+            str(ratio): max_speedup(made, plain, work.input_tokens, max(round(work.input_tokens / ratio), 1))
             for ratio in RATIOS
         },
         "distillation": distillation,

@@ -97,23 +97,24 @@ def test_maximum_speedup_given_decode(name):
     shape = PRESETS[name].model
     made = with_cut(shape, PRESETS[name].cuts[0])
     limit = skipped_token(shape, INPUT).total / skipped_token(made, INPUT).total
-    curve = [max_speedup(made, INPUT, INPUT // ratio) for ratio in (1, 2, 5, 10, 20, 50, 100)]
+    curve = [max_speedup(made, shape, INPUT, INPUT // ratio) for ratio in (1, 2, 5, 10, 20, 50, 100)]
     assert curve == sorted(curve) and curve[0] > 1 and curve[-1] < limit
-    assert max_speedup(made, INPUT, 100 * INPUT) < 1.05
-    assert max_speedup(shape, INPUT, OUTPUT) == 1
+    assert max_speedup(made, shape, INPUT, 100 * INPUT) < 1.05
+    assert max_speedup(shape, shape, INPUT, OUTPUT) == 1
     decode = request_flops(made, INPUT, OUTPUT) - request_flops(made, INPUT, 1)
     first, plain = request_flops(made, INPUT, 1), request_flops(shape, INPUT, 1)
-    assert max_speedup(made, INPUT, OUTPUT) == pytest.approx((plain + decode) / (first + decode))
+    assert max_speedup(made, shape, INPUT, OUTPUT) == pytest.approx((plain + decode) / (first + decode))
 
 
 def test_half_the_layers_at_ten_to_one_by_hand():
     """Where prompt and output tokens cost the same, 10:1 and half of the prefill allow 11 / 6 = 1.83 times."""
-    assert max_speedup(with_cut(LLAMA_8B, 16), 8000, 800) == pytest.approx(11 / 6, rel=CONTEXT_GROWS)
+    assert max_speedup(with_cut(LLAMA_8B, 16), LLAMA_8B, 8000, 800) == pytest.approx(11 / 6, rel=CONTEXT_GROWS)
 
 
 def test_documented_speedups():
-    made = with_cut(PRESETS["llama-3.1-70b"].model, 40)
-    curve = [max_speedup(made, INPUT, round(INPUT / ratio)) for ratio in (1, 2, 5, 10, 20, 50, 100)]
+    plain = PRESETS["llama-3.1-70b"].model
+    made = with_cut(plain, 40)
+    curve = [max_speedup(made, plain, INPUT, round(INPUT / ratio)) for ratio in (1, 2, 5, 10, 20, 50, 100)]
     assert curve == pytest.approx([1.29, 1.46, 1.67, 1.79, 1.87, 1.92, 1.94], abs=PRINTED)
 
 
