@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, KVFormat
-from kvforge.costs.cache import cached_numbers, kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
+from kvforge.common.number_formats import KV_FORMATS, KVFormat
+from kvforge.costs.cache import cached_numbers, kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load, of_cache
@@ -138,9 +139,14 @@ class Manifest:
         return KV_FORMATS[self.kv_dtype]
 
     @property
+    def cache_layout(self) -> CacheLayout:
+        """The tensors of the cache."""
+        return CacheLayout(self.model, self.kv_dtype, self.dtype, self.page_size, self.policy)
+
+    @property
     def owner_cache(self) -> OwnerCache:
         """The cache of one owner."""
-        return owner_cache(self.model, self.kv_dtype, self.page_size, 8 * ELEMENT_BYTES[self.dtype])
+        return self.cache_layout.owner_cache
 
     @property
     def kv_element_bytes_per_token(self) -> int:

@@ -71,7 +71,7 @@ class CacheShape:
 def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
     """Return what ``max_num_seqs`` sequences of up to ``max_seq_len`` tokens take of an engine's cache."""
     policy, page_size = manifest.policy, manifest.page_size
-    pools = policy.state_pools(manifest.owner_cache)
+    pools = manifest.cache_layout.state_pools
     in_pages = [pool for pool in pools if pool.rows == "pages"]
     element = manifest.owner_cache.element_bytes
     # All prompt, or all generated: whichever needs more.

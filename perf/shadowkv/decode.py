@@ -15,13 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvforge.common.dtypes import torch_specs
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import CACHED
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
 from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
-from kvforge.runtime.sessions.pools import Pools, pool_specs, state_specs
+from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 
@@ -144,8 +145,9 @@ class SyntheticDecode:
 def shared_value_pools(manifest: Manifest, pages: int, shadow_pages: int, slots: int) -> Pools:
     """Return pools as ``allocate_pools`` does, but with one host_v for all owners."""
     device = "cuda" if manifest.target == "cuda" else "cpu"
-    *more, values = state_specs(manifest, shadow_pages, slots)
-    specs = pool_specs(manifest, pages) + more
+    layout, owner = manifest.cache_layout, manifest.model.owners[0]
+    *more, values = torch_specs(layout.state({"pages": shadow_pages, "sequences": slots, "cache": pages}))
+    specs = torch_specs(layout.written(pages, owner)) + more
     views = allocate_together(specs * manifest.model.num_owners, device)
     host = place_together([values], partial(mapped_host_memory, device=device))[0]
     return [(*views[i : i + len(specs)], host) for i in range(0, len(views), len(specs))]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kvforge.common.number_formats import KV_FORMATS
+from kvforge.common.number_formats import KV_FORMATS, written_formats
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT
 from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs.kv_layout import owner_table
-from plugins.kv_quantization import LARGEST, dequantize, dynamic_scale, quantize
+from plugins.kv_quantization import LARGEST, dequantize, dynamic_scale, quantize, stored_dim
 from tests.support.rounding import gamma
 from tests.support.sessions.fake import fake_manifest
 
@@ -28,6 +28,12 @@ def llama_8b(kv_dtype: str, cut: int = 32, group_size: int = 1) -> Manifest:
         kv_dtype=kv_dtype,
         kv_scales=scales,
     )
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_the_layout_and_the_kernels_store_a_head_alike(kv_dtype: str) -> None:
+    for one in written_formats(kv_dtype, "bfloat16"):
+        assert one.stored_dim(128) == stored_dim(128, getattr(torch, one.torch_dtype))
 
 
 def allocated(manifest: Manifest, num_pages: int) -> tuple[int, int]:
