@@ -11,7 +11,7 @@ from tests.support.import_graph import ROOT, cycles, imported_modules, imported_
 from tests.support.models.shelf import BUILT_FROM
 
 MODEL_MAKING = (
-    "kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.quantize", "kvforge.prediction", "kvforge.training"
+    "kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.quantize", "kvforge.prediction"
 )  # fmt: skip
 """What makes checkpoints; what builds, runs and serves engines does without it."""
 ENGINES = ("kvforge.compiler", "kvforge.runtime", "kvforge.serving", "kvforge.gateway")
@@ -48,10 +48,10 @@ FORBIDDEN = {
         "kvforge.compiler", "kvforge.checkpoint", "kvforge.tasks", "model_defs", "plugins", *MODEL_MAKING, *ABOVE
     ),
     "kvforge/swiftkv": ("plugins", *ENGINES, *MODEL_MAKING[1:], *ABOVE),
-    "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.prediction", "kvforge.training", *ABOVE),
-    "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.prediction", "kvforge.training", *ABOVE),
-    "kvforge/prediction": ("plugins", *ENGINES, "kvforge.quantize", "kvforge.training", *ABOVE),
-    "kvforge/quantize": (*ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
+    "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.prediction", *ABOVE),
+    "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.prediction", *ABOVE),
+    "kvforge/prediction": ("plugins", *ENGINES, "kvforge.quantize", *ABOVE),
+    "kvforge/quantize": (*ENGINES, "kvforge.rewire", "kvforge.distill", *ABOVE),
     "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
     "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),
@@ -122,7 +122,7 @@ def test_programs_start_without_torch() -> None:
 def test_every_part_has_a_rule() -> None:
     """A new folder of kvforge is either bound by a rule, or above all others."""
     parts = {f"kvforge/{path.name}" for path in (ROOT / "kvforge").iterdir() if (path / "__init__.py").exists()}
-    above = {"kvforge/commands", "kvforge/demo", "kvforge/bench", "kvforge/training", "kvforge/doctor"}
+    above = {"kvforge/commands", "kvforge/demo", "kvforge/bench", "kvforge/doctor"}
     assert parts - FORBIDDEN.keys() == above
 
 
