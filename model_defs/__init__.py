@@ -11,7 +11,7 @@ from model_defs.errors import ModelError
 from model_defs.families import broken_families, families, family_of
 from model_defs.family import Family
 from model_defs.fields import token_ids
-from model_defs.rope import RopeConfig
+from model_defs.rope_config import RopeConfig
 from model_defs.text_part import text_part
 
 __all__ = [
@@ -66,4 +66,5 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     check_fixed(hf, family)
     config = family.from_hf(hf)
     more = token_ids(generation or {}, "eos_token_id", config.vocab_size, "generation_config.json")
+    config.check_shared_caches()
     return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))

@@ -1,12 +1,17 @@
 """The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
-from model_defs.rope import RopeConfig
+from model_defs.records import read_record
+from model_defs.rope_config import RopeConfig
+
+MAX_SIZE = 2**31 - 1
+"""Of any of a model's sizes: graphs and tables count in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class ModelConfig:
             "group_size",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ModelError(f"{name} is {value!r} in the model configuration; it must be a positive integer.")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+                raise ModelError(f"{name} is {value!r} in the model configuration; it must be from 1 to {MAX_SIZE}.")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"num_attention_heads ({self.num_heads}) must be a multiple of "
@@ -120,24 +125,69 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+        self._check_sizes()
         for rope, head_dim in self.rotations:
             rope.check(head_dim)
-        self._check_owners()
-
-    def _check_owners(self) -> None:
-        for layer, owner in enumerate(self.owner_of_layer):
-            if self.layer_owners and (owner > min(layer, self.cut - 1) or self.owner_of_layer[owner] != owner):
+        for layer, owner in enumerate(self.layer_owners):
+            if not 0 <= owner <= min(layer, self.cut - 1) or self.layer_owners[owner] != owner:
                 raise ModelError(f"Layer {layer} cannot read the K,V cache of layer {owner}, which has none before it.")
+
+    def _check_sizes(self) -> None:
+        """Raise ModelError unless sizes of layers, experts and latents are there for all layers and fit each other."""
+        of_layers = (self.layer_owners, self.layer_intermediate_sizes)
+        experts = () if self.experts is None else self.experts.layers
+        sizes = [*self.layer_windows, *self.layer_intermediate_sizes, self.per_layer_input, self.per_layer_vocab]
+        sizes.append(self.global_head_dim or 0)
+        if (
+            any(len(each) not in (0, self.num_layers) for each in of_layers)
+            or not all(0 <= size <= MAX_SIZE for size in sizes)
+            or 0 in self.layer_intermediate_sizes
+            or not all(0 <= layer < self.num_layers for layer in experts)
+            or list(experts) != sorted(set(experts))
+            or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
+        ):
+            raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
+
+    def check_shared_caches(self) -> None:
+        """Raise ModelError where layers that read one cache do not rotate alike: K is cached rotated."""
+        for layer, owner in enumerate(self.owner_of_layer):
             if self.rotation_of(layer) != self.rotation_of(owner):
                 raise ModelError(
                     f"Layers {owner} and {layer} would share one K,V cache, but only one of them has a sliding window "
                     "and the rotation that goes with it; choose another cut, or smaller groups."
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> "ModelConfig":
+        """Return the model that ``to_json`` wrote; raises RecordError for what is no model."""
+        return read_record(cls, data)
+
     def for_length(self, length: int) -> "ModelConfig":
         """Return the model as it computes sequences of up to ``length`` tokens."""
         local = self.local_rope.for_length(length) if self.local_rope is not None else None
         return replace(self, rope=self.rope.for_length(length), local_rope=local)
+
+    def first_layers(self, count: int) -> "ModelConfig":
+        """Return the first ``count`` layers as a model without a cut."""
+        experts = self.experts
+        if experts is not None:
+            layers = tuple(layer for layer in experts.layers if layer < count)
+            experts = replace(experts, layers=layers) if layers else None
+        return replace(
+            self,
+            num_layers=count,
+            cut=count,
+            group_size=1,
+            early_exit=False,
+            layer_windows=self.layer_windows[:count],
+            layer_owners=self.layer_owners[:count],
+            layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
+            experts=experts,
+        )
 
     def rope_of(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate."""
@@ -184,6 +234,15 @@ class ModelConfig:
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property
+    def kv_vectors(self) -> int:
+        """Rows that a KV head keeps of a token: K and V, or the one of latent attention that is both."""
+        return 1 if self.latent else 2
+
+    def cached_numbers_of(self, layer: int) -> int:
+        """Numbers that one token keeps in the cache of a layer."""
+        return self.kv_vectors * self.kv_dim_of(layer)
+
+    @property
     def kv_dim(self) -> int:
         """Elements of one token's K (or V) in a layer, where all have the same."""
         return self.num_kv_heads * self.head_dim
@@ -225,6 +284,11 @@ class ModelConfig:
     def owners(self) -> tuple[int, ...]:
         """Layers that have a K,V cache, ascending."""
         return tuple(sorted(set(self.owner_of_layer)))
+
+    @property
+    def num_owners(self) -> int:
+        """Number of layers that have a K,V cache."""
+        return len(self.owners)
 
     @property
     def upper_owners(self) -> tuple[int, ...]:

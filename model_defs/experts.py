@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from model_defs.errors import ModelError
 from model_defs.fields import require_int
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_EXPERTS = 2**12
 
@@ -20,10 +20,10 @@ class ClampedGate:
     alpha: float
     limit: float
 
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+    def __call__(self, gate: "Tensor", up: "Tensor") -> "Tensor":
         """Return the gated tensor, of one shape with both."""
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+        return (up + 1) * (gate * (gate * self.alpha).sigmoid())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from model_defs.family import Family
 from model_defs.fields import number, optional_flag, optional_int, require_int
 from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
-from model_defs.rope import RopeConfig
+from model_defs.rope_config import RopeConfig
 from model_defs.rope_reading import rope_from_hf
 
 MODEL_TYPE = "gemma3_text"

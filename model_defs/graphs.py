@@ -21,7 +21,7 @@ from model_defs.kv_layout import first_page
 from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
 from model_defs.layers import KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
 from model_defs.per_layer import PerLayerInput
-from model_defs.rope import frequency_buffer, rope_cos_sin, rope_tables
+from model_defs.rope import frequency_buffer, inverse_frequencies, rope_cos_sin, rope_tables
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -48,7 +48,7 @@ class PositionedGraph(nn.Module):
         """Register the buffers; after the parameters, so that graphs list these first."""
         config = self.config
         for index, (rope, head_dim) in enumerate(config.rotations):
-            self.register_buffer(frequency_buffer(index), rope.inverse_frequencies(head_dim))
+            self.register_buffer(frequency_buffer(index), inverse_frequencies(rope, head_dim))
         if self.insertion is not None and self.insertion.needs_positions:
             cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
             self.register_buffer("rope_cos", cos)

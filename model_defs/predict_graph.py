@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from model_defs.graphs import Embedding
 from model_defs.layers import Block, Linear, Pool, RMSNorm, StepInputs, scaled
 from model_defs.prediction import MAPS, Prediction
-from model_defs.rope import apply_rope, frequency_buffer, rope_cos_sin
-from model_defs.rotary_rows import RotaryRows
+from model_defs.rope import apply_rope, frequency_buffer, inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RotaryRows
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 
@@ -121,7 +121,7 @@ class PredictGraph(nn.Module):
 def frequencies_of(prediction: Prediction) -> dict[str, Tensor]:
     """Return the graph's RoPE frequencies by name."""
     return {
-        f"{prefix}{frequency_buffer(index)}": rope.inverse_frequencies(head_dim)
+        f"{prefix}{frequency_buffer(index)}": inverse_frequencies(rope, head_dim)
         for prefix, config in (("", prediction.base), (PREFIX, prediction.auxiliary))
         for index, (rope, head_dim) in enumerate(config.rotations)
     }

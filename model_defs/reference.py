@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
 from model_defs.latent import LATENT_EPS
-from model_defs.rope import RopeConfig
+from model_defs.rope import inverse_frequencies
+from model_defs.rope_config import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_blocks
 
@@ -25,7 +26,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Ten
 def _rotate(x: Tensor, rope: RopeConfig) -> Tensor:
     """Rotate ``[heads, tokens, head_dim]`` at positions 0, 1, …, with the amplitude in cos and sin."""
     dim = rope.rotary_dim(x.shape[-1])
-    angles = torch.outer(torch.arange(x.shape[1]).float(), rope.inverse_frequencies(x.shape[-1])[: dim // 2])
+    angles = torch.outer(torch.arange(x.shape[1]).float(), inverse_frequencies(rope, x.shape[-1])[: dim // 2])
     cos, sin = rope.amplitude * angles.cos(), rope.amplitude * angles.sin()
     rotated, passed = x[..., :dim].float(), x[..., dim:]
     first, second = (rotated[..., 0::2], rotated[..., 1::2]) if rope.interleaved else rotated.chunk(2, -1)

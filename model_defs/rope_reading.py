@@ -7,7 +7,7 @@ from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.fields import MAX_FIELD, number, optional_flag, require_int
-from model_defs.rope import RopeConfig
+from model_defs.rope_config import RopeConfig
 
 LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor")
 NEEDED = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
 from model_defs.latent import LatentAttention
-from model_defs.rotary_rows import RotaryRows
+from model_defs.rope_config import RotaryRows
 
 SCALAR_COPIES = 16
 """How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8

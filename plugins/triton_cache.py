@@ -13,7 +13,7 @@ FP8_CAPABILITY = 89
 
 
 @dataclass(frozen=True)
-class CacheLayout:
+class PoolLayout:
     """The pools of one owner: K and V alike, [pages, page_size, kv_heads, stored_dim], each page contiguous.
 
     `dynamic`: 8-bit pools with scales per token and head; otherwise `k_scale` and `v_scale` hold for all of K and V.
@@ -57,7 +57,7 @@ def layout_of(
     v_scales: Tensor | None,
     k_scale: float,
     v_scale: float,
-) -> CacheLayout:
+) -> PoolLayout:
     """The layout of these tensors; raises PluginError when the Triton kernels cannot address them."""
     _, page_size, kv_heads, stored = k_pool.shape
     page = (kv_heads * stored, stored, 1)
@@ -72,7 +72,7 @@ def layout_of(
         if k_scales.stride() != v_scales.stride() or k_scales.stride()[1:] != (kv_heads, 1):
             raise PluginError("k_scales and v_scales must have the same strides and contiguous pages.")
         scales_page_stride = k_scales.stride(0)
-    return CacheLayout(
+    return PoolLayout(
         k_pool.dtype,
         page_size,
         kv_heads,

@@ -2,7 +2,7 @@
 
 import torch
 
-from plugins.triton_cache import CacheLayout
+from plugins.triton_cache import PoolLayout
 from plugins.trt_plugin import Attributes, Tensors
 
 POOLS = ("k_pool", "v_pool")
@@ -14,10 +14,10 @@ EIGHT_BIT = (torch.float8_e4m3fn, torch.int8)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def cache_layout(tensors: Tensors, attributes: Attributes) -> CacheLayout:
+def cache_layout(tensors: Tensors, attributes: Attributes) -> PoolLayout:
     """The layout of a plugin's contiguous pools."""
     pool = tensors["k_pool"]
-    return CacheLayout(
+    return PoolLayout(
         pool.dtype,
         page_size=pool.size(1),
         kv_heads=pool.size(2),

@@ -1,7 +1,6 @@
 """Checkpoints of the models in ``model_defs``: configuration and weights that belong together."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
@@ -44,7 +43,7 @@ def open_model(path: str | Path) -> Checkpoint:
 
 def _split(checkpoint: Checkpoint, family: Family) -> Checkpoint:
     """The checkpoint with fused tensors as the rows of each module, whose number is the same in all layers."""
-    plain = replace(read_model_config(checkpoint), num_layers=1, layer_windows=(0,), cut=1, early_exit=False)
+    plain = read_model_config(checkpoint).first_layers(1)
     first = {source.name: source.shape[0] for spec in weight_specs(plain) for source in spec.sources}
     rows = {end: [(part, first[f"model.layers.0.{part}.weight"]) for part in parts] for end, parts in family.fused}
     return split_fused(checkpoint, rows)

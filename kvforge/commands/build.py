@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
     if args.check_against is not None:
         found = compare(checkpoint, output, manifest, options, args.check_against, display_of(args))
     if args.json:
-        print(json.dumps(manifest.to_json() | ({} if found is None else {"check_against": found}), indent=1))
+        print(json.dumps(manifest.shown() | ({} if found is None else {"check_against": found}), indent=1))
     else:
         left_out = "; ONNX only, kvforge doctor says what builds plans" if manifest.isa == ("onnx",) else ""
-        cut = f"cut {manifest.cut} of " if manifest.cut < manifest.num_layers else ""
+        cut = f"cut {manifest.model.cut} of " if manifest.model.has_cut else ""
         more = f" and {manifest.auxiliary_bytes_per_token} of the auxiliary model" if manifest.predicts else ""
         print(
-            f"{output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
-            f"{cut}{manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token{more}, "
+            f"{output}: {manifest.model.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
+            f"{cut}{manifest.model.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token{more}, "
             f"built in {built_in:.0f} s{left_out}"
         )
         if found is not None:

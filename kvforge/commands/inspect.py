@@ -29,17 +29,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
     from kvforge.manifest import load_manifest, load_plans, verify_files
     from kvforge.planning.sequence_memory import sequence_bytes
-    from kvforge.planning.shape import prefill_flops_per_token
     from kvforge.tensorrt.compatibility import capabilities_of
     from kvforge.tensorrt.installed import TITLES
 
     manifest = load_manifest(args.engine)
+    model = manifest.model
     if args.verify:
         verify_files(args.engine, manifest)
     memory = sequence_bytes(manifest)
     plans = load_plans(args.engine, manifest)
     derived = {
-        "owners": list(manifest.owners),
+        "owners": list(model.owners),
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "auxiliary_bytes_per_token": manifest.auxiliary_bytes_per_token,
@@ -47,24 +47,23 @@ def run(args: argparse.Namespace) -> int:
         "exact_bytes": manifest.exact_bytes,
         **memory,
         "weight_bytes": manifest.weight_bytes,
-        "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
+        "prefill_flops_per_token_at_1024": manifest.prefill_flops_per_token(1024),
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
     }
     if args.json:
-        print(json.dumps(manifest.to_json() | derived | ({"plans": plans} if plans else {}), indent=1))
+        print(json.dumps(manifest.shown() | derived | ({"plans": plans} if plans else {}), indent=1))
         return 0
-    has_cut = manifest.cut < manifest.num_layers
     rows = {
-        "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
+        "model": f"{model.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
         "weights": f"{manifest.weight_dtype} linear layers{_rounded_by(manifest)}, "
         f"{manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
-        "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
-        f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
-        "SwiftKV": (f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut")
-        + (", early exit there" if manifest.early_exit else ""),
-        "KV cache": f"{manifest.num_owners} of {manifest.num_layers} layers own one (layers "
-        f"{', '.join(map(str, manifest.owners))}), pages of {manifest.page_size} tokens, "
+        "layers": f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads / "
+        f"{model.num_kv_heads} KV heads of {model.head_dim}",
+        "SwiftKV": (f"prompt tokens stop at layer {model.cut}" if model.has_cut else "no cut")
+        + (", early exit there" if model.early_exit else ""),
+        "KV cache": f"{model.num_owners} of {model.num_layers} layers own one (layers "
+        f"{', '.join(map(str, model.owners))}), pages of {manifest.page_size} tokens, "
         f"{manifest.kv_bytes_per_token} bytes per token",
         "KV format": _kv_format(manifest),
         "KV policy": str(manifest.policy),
@@ -76,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
         "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",
     }
-    if manifest.predicts:
-        layers = manifest.auxiliary_model["num_layers"]
+    if manifest.auxiliary_model is not None:
+        layers = manifest.auxiliary_model.num_layers
         rows["prediction"] = (
             f"{layers} layer{'' if layers == 1 else 's'} of an auxiliary model for the cache of prompts, "
             f"{manifest.auxiliary_bytes_per_token} more bytes per token"

@@ -112,10 +112,10 @@ def run(args: argparse.Namespace) -> int:
     if args.weight_dtype is not None:
         subject = subject.with_weights(args.weight_dtype)
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
-    if args.input + args.output > subject.shape.max_position and not args.quiet:
+    if args.input + args.output > subject.model.max_position and not args.quiet:
         print(
-            f"kvforge: {args.input} + {args.output} tokens are beyond the {subject.shape.max_position} positions of "
-            f"{subject.shape.model}, so no engine takes such a request; give a smaller --input or --output.",
+            f"kvforge: {args.input} + {args.output} tokens are beyond the {subject.model.max_position} positions of "
+            f"{subject.name}, so no engine takes such a request; give a smaller --input or --output.",
             file=sys.stderr,
         )
     page_size = args.page_size or subject.page_size
@@ -128,17 +128,18 @@ def run(args: argparse.Namespace) -> int:
     num_gpus = size or args.gpus or 1
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, num_gpus)
     variants = list_variants(
-        subject.shape,
+        subject.name,
+        subject.model,
         args.cut or subject.cuts,
         args.group_size or subject.group_sizes,
         args.kv_dtype or [subject.kv_dtype],
         all_pairs=args.group_size is not None,
     )
-    plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
+    plan = make_plan(subject.name, subject.model, variants, work, fleet, args.tokens_per_second)
     if args.kv_policy is not None or policy != Full():
         plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
     if size is not None:
-        plan["ranks"] = plan_ranks(variants, work, fleet, size)
+        plan["ranks"] = plan_ranks(subject.name, variants, work, fleet, size)
     if args.plot:
         plot_plan(plan, args.plot)
     print(json.dumps(plan, indent=1) if args.json else describe(plan))

@@ -52,6 +52,10 @@ class NumberFormat:
     element_bits: int
     scales: Scales = "none"
 
+    def stored_dim(self, head_dim: int) -> int:
+        """Return the elements of a pool that hold ``head_dim`` numbers, an even one: a byte holds two of 4 bits."""
+        return head_dim // 2 if self.element_bits == 4 else head_dim
+
 
 @dataclass(frozen=True)
 class KVFormat:
@@ -94,6 +98,13 @@ KV_FORMATS = {
     **{name: KVFormat(both, both) for name, both in _NUMBERS.items()},
     "k8v4": KVFormat(_NUMBERS["int8"], _NUMBERS["int4"]),
 }
+
+
+def written_formats(kv_dtype: str, dtype: str) -> tuple[NumberFormat, NumberFormat]:
+    """Return how the pools that a step writes store K and V, where ``kv_dtype`` is a key of ``KV_FORMATS``: those of a
+    grouped cache are exact, in the ``dtype`` of the computation."""
+    stored = KV_FORMATS[dtype if KV_FORMATS[kv_dtype].is_grouped else kv_dtype]
+    return stored.keys, stored.values
 
 
 def automatic_dtype(stored: str, has_quantized_weights: bool = False) -> str:

@@ -22,7 +22,8 @@ from kvforge.compiler.stream_basis import StreamBasis, can_change
 from model_defs import ModelConfig
 from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
-from model_defs.rope import frequency_buffer, rope_tables
+from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
+from model_defs.rotary_rows import engine_rows, factors_of_rows, order_of_rows
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.int4_steps import SteppedCodes, in_steps, join_steps, round_in_steps
@@ -61,7 +62,7 @@ def convert_weights(
     specs: list[TensorSpec] = []
     sources: dict[str, Callable[[], Tensor]] = {}
     for index, (rope, head_dim) in enumerate(config.rotations):
-        name, frequencies = frequency_buffer(index), rope.inverse_frequencies(head_dim)
+        name, frequencies = frequency_buffer(index), inverse_frequencies(rope, head_dim)
         specs.append(TensorSpec(name, tuple(frequencies.shape), torch.float32))
         sources[name] = partial(_itself, frequencies)
     if num_positions:
@@ -181,7 +182,9 @@ class _Packed:
         codes = self.checkpoint.codes(source.name) if source.rows is None else None
         if codes is None or source.rotary is None:
             return codes
-        return codes.rows(source.rotary.order(source.shape[0]), source.rotary.factors(source.shape[0]))
+        return codes.rows(
+            order_of_rows(source.rotary, source.shape[0]), factors_of_rows(source.rotary, source.shape[0])
+        )
 
 
 def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = None) -> Tensor:
@@ -194,7 +197,7 @@ def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = No
     rows = checkpoint.read(source.name, source.shape)
     if source.offset:
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) + source.offset
-    rows = rows if source.rotary is None else source.rotary(rows)
+    rows = rows if source.rotary is None else engine_rows(source.rotary, rows)
     rows = rows.to(dtype or rows.dtype)
     check_finite(rows, source.name, checkpoint.path)
     return rows

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from kvforge.common.dtypes import torch_specs
 from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.kv_policies import OwnerCache
+from kvforge.costs.cache_layout import CacheLayout
+from kvforge.kv_policies import Full
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.predict_graph import PredictGraph, frequencies_of
-from model_defs.prediction import Prediction
-from model_defs.rope import frequency_buffer, rope_tables
-from plugins.kv_quantization import stored_dim
+from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
@@ -44,7 +44,7 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     for index, (rope, head_dim) in enumerate(config.rotations):
         if (name := frequency_buffer(index)) in module._buffers:
-            module._buffers[name] = rope.inverse_frequencies(head_dim).to(device)
+            module._buffers[name] = inverse_frequencies(rope, head_dim).to(device)
     if "rope_cos" in module._buffers:
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         module.rope_cos, module.rope_sin = (table.to(device) for table in tables)
@@ -58,24 +58,18 @@ def example_pools(
 ) -> list[tuple[Tensor, ...]]:
     """Return pools of the engine's format for ``owners``, uninitialised."""
     each = (pool_specs(config, options, owner) for owner in owners)
-    return [tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs) for specs in each]
+    return [_empty(specs, device) for specs in each]
+
+
+def _empty(specs: Sequence[tuple[tuple[int, ...], torch.dtype]], device: str) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs)
 
 
 def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of an owner's pool."""
-    heads, dim, count = config.num_kv_heads, config.head_dim_of(owner), 2 if config.latent is None else 1
-    slots = (_EXACT_PAGES if options.policy.seals_pages else _PAGES, options.page_size, heads)
-    specs: list[tuple[tuple[int, ...], torch.dtype]] = [
-        ((*slots, stored_dim(dim, dtype)), dtype) for dtype in options.torch_kv_dtypes[:count]
-    ]
-    if options.has_scale_pools:
-        specs += [(slots, torch.float32)] * count
-    rows = {"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES}
-    cache = OwnerCache(heads, dim, options.page_size, options.kv_element_bits, num_heads=config.num_heads)
-    for pool in options.policy.state_pools(cache):
-        dtype = getattr(torch, pool.dtype) if pool.dtype else options.torch_kv_dtype
-        specs.append(((rows[pool.rows], *pool.shape), dtype))
-    return specs
+    layout, pages = options.cache_layout(config), _EXACT_PAGES if options.policy.seals_pages else _PAGES
+    state = layout.state({"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES})
+    return torch_specs([*layout.written(pages, owner), *state])
 
 
 def state_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[Tensor, ...], ...]:
@@ -185,24 +179,14 @@ def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "
     return ExportedGraph("verify", program, ())
 
 
-def auxiliary_pool_specs(prediction: Prediction, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape, with example sizes in the first dimension, and dtype of K and V of an auxiliary layer's pool."""
-    auxiliary = prediction.auxiliary
-    shape = (_PAGES, options.page_size, auxiliary.num_kv_heads, auxiliary.head_dim)
-    return [(shape, options.torch_dtype)] * 2
-
-
 def export_predict(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
     """Export ``predict``: T, S, M, the number of queries and of pages are dynamic."""
     assert options.prediction is not None
     prediction, auto = options.prediction, Dim.DYNAMIC
     with torch.device("meta"):
         module = PredictGraph(prediction)
-    specs = auxiliary_pool_specs(prediction, options)
-    own = [
-        tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs)
-        for _ in range(prediction.num_layers - 1)
-    ]
+    layout = CacheLayout(prediction.auxiliary, options.dtype, options.dtype, options.page_size, Full())
+    own = [_empty(torch_specs(layout.written(_PAGES, layer)), device) for layer in range(prediction.num_layers - 1)]
     queries = torch.zeros(_SURVIVORS, dtype=torch.int32, device=device)
     step = lower_example(config, options, device)
     arguments = (*step[:6], queries, step[6], own)

@@ -1,13 +1,14 @@
-"""The manifest's fields of a model that kvforge does not know and another engine runs, from its ``config.json``."""
+"""A model that kvforge does not know and another engine runs, from its ``config.json``."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import CheckpointError
+from model_defs import ModelConfig, ModelError, RopeConfig
 
 
-def general_fields(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+def general_model(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Return the sizes of a decoder-only model by the names that most of transformers' configurations use. Its cache
     is counted as that of ordinary heads in every layer.
 
@@ -27,24 +28,26 @@ def general_fields(path: Path, hf: Mapping[str, Any], generation: Mapping[str, A
     hidden, positions = size("hidden_size", "n_embd"), size("max_position_embeddings", "n_positions")
     vocab = size("vocab_size")
     ends = [*_ids(text.get("eos_token_id")), *_ids(hf.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
-    begin = next(iter(_ids(text.get("bos_token_id"))), None)
-    return {
-        "model_type": str(hf.get("model_type")),
-        "num_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": size("intermediate_size", "n_inner", "moe_intermediate_size", default=4 * hidden),
-        "num_heads": heads,
-        "num_kv_heads": size("num_key_value_heads", default=heads),
-        "head_dim": size("head_dim", default=max(hidden // heads, 1)),
-        "vocab_size": vocab,
-        "max_position": positions,
-        "layer_windows": (0,) * layers,
-        "cut": layers,
-        "owner_of_layer": tuple(range(layers)),
-        "early_exit": False,
-        "bos_token_id": begin,
-        "eos_token_ids": tuple(token for token in dict.fromkeys(ends) if token < vocab),
-    }
+    try:
+        return ModelConfig(
+            model_type=str(hf.get("model_type")),
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=size("intermediate_size", "n_inner", "moe_intermediate_size", default=4 * hidden),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=size("num_key_value_heads", default=heads),
+            head_dim=size("head_dim", default=max(hidden // heads, 1)),
+            rms_norm_eps=1e-6,
+            max_position=positions,
+            rope=RopeConfig(),
+            layer_windows=(0,) * layers,
+            cut=layers,
+            bos_token_id=next(iter(_ids(text.get("bos_token_id"))), None),
+            eos_token_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab),
+        )
+    except ModelError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _ids(value: Any) -> list[int]:

@@ -26,6 +26,7 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.tensorrt.graph_tensors import INPUTS, RESULTS, WRITTEN, policy_inputs, pool_names, role_of, rows_of
 from model_defs import ModelConfig
 from model_defs.graphs import LowerGraph, UpperGraph
+from model_defs.rope import inverse_frequencies
 from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_node import Cache
 from plugins.onnx_nodes import ONNX_NODES
@@ -79,7 +80,7 @@ def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weight
     for value in model.graph.inputs:
         if value.dtype == ir.DataType.UINT8:  # which TensorRT's plugins do not have
             value.dtype = ir.DataType.INT8
-    use_external_weights(model, weights, config.rope.inverse_frequencies(config.head_dim))
+    use_external_weights(model, weights, inverse_frequencies(config.rope, config.head_dim))
     _attach_functions(model, options)
     RemoveUnusedNodesPass()(model)
     ClearMetadataAndDocStringPass()(model)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
+from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
@@ -18,7 +18,9 @@ from kvforge.common.number_formats import (
     automatic_kv_dtype,
     static_kv_dtype,
     whole_name,
+    written_formats,
 )
+from kvforge.costs.cache_layout import CacheLayout
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig, ModelError
@@ -123,19 +125,13 @@ class ResolvedOptions:
         return COMPUTE_DTYPES[self.dtype]
 
     @property
-    def torch_kv_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of the K and V pools that a step writes to."""
-        return written_dtypes(self.kv_dtype, self.dtype)
-
-    @property
     def torch_kv_dtype(self) -> torch.dtype:
-        """That of K's pool, which is V's too where a target's kernels take no others."""
-        return self.torch_kv_dtypes[0]
+        """The dtype of K's pool that a step writes to, which is V's too where a target's kernels take no others."""
+        return getattr(torch, written_formats(self.kv_dtype, self.dtype)[0].torch_dtype)
 
-    @property
-    def kv_element_bits(self) -> int:
-        """The bits of a number in the pools."""
-        return KV_FORMATS[self.kv_dtype].element_bits
+    def cache_layout(self, model: ModelConfig) -> CacheLayout:
+        """Return the tensors of the cache of a model."""
+        return CacheLayout(model, self.kv_dtype, self.dtype, self.page_size, self.policy)
 
     @property
     def has_scale_pools(self) -> bool:
@@ -223,7 +219,7 @@ def resolve(
 def _check_observed_cache(policy: KVPolicy, kv_dtype: str) -> None:
     """Raise BuildError for what TensorRT for RTX 1.7 does not build: above the cut a pool in FP8 that a plugin reads
     beside another tensor that it writes in place."""
-    is_fp8 = torch.float8_e4m3fn in written_dtypes(kv_dtype, kv_dtype)
+    is_fp8 = any(one.torch_dtype == "float8_e4m3fn" for one in written_formats(kv_dtype, kv_dtype))
     if is_fp8 and any("attention_mass" in x for x in policy.operators):
         raise BuildError(
             f"--kv-policy {policy.name} observes attention, which TensorRT's builder does not take with --kv-dtype "

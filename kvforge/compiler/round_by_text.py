@@ -22,7 +22,7 @@ from kvforge.kv_policies import Full
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import ExpertLinear, Linear
-from model_defs.rope import frequency_buffer
+from model_defs.rope import frequency_buffer, inverse_frequencies
 from plugins.packed_linear import rotated_rows
 from plugins.packed_linear.by_inputs import round_by_inputs, round_to_bytes_by_inputs, round_to_codes_by_inputs
 from plugins.packed_linear.int4 import Codes
@@ -114,7 +114,7 @@ class _Pass:
         """Give ``graph``, without storage, its tensors, and to each layer that is rounded a ``_Rounding`` place."""
         for index, (rope, head_dim) in enumerate(config.rotations):
             if (name := frequency_buffer(index)) in graph._buffers:
-                graph._buffers[name] = rope.inverse_frequencies(head_dim)
+                graph._buffers[name] = inverse_frequencies(rope, head_dim)
         for name, layer in list(graph.named_modules()):
             if isinstance(layer, AnyLinear) and not dtype_of_packed(layer, self._packed_dtype).is_floating_point:
                 self._total += layer.weight.numel()

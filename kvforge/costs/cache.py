@@ -1,35 +1,10 @@
 """Bytes of K and V: what a token keeps, and what a decode step reads."""
 
 import operator
-from typing import Protocol
 
 from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
-from kvforge.costs.shape import at_layer, numbers_of_owners
 from kvforge.kv_policies import Full, OwnerCache, of_cache
-
-
-class CachedModel(Protocol):
-    """Sizes of a model's cache: ``cached_numbers`` of one token and owner, in ``cached_rows`` rows, each with a scale
-    of its own where scales are dynamic."""
-
-    @property
-    def num_owners(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def cached_numbers(self) -> int: ...
-    @property
-    def cached_rows(self) -> int: ...
-    @property
-    def layer_windows(self) -> tuple[int, ...]: ...
-    @property
-    def owner_of_layer(self) -> tuple[int, ...]: ...
-    @property
-    def layer_head_dims(self) -> tuple[int, ...]: ...
+from model_defs import ModelConfig
 
 
 def scale_bytes(kv_dtype: str, head_dim: int) -> int:
@@ -40,53 +15,47 @@ def scale_bytes(kv_dtype: str, head_dim: int) -> int:
     return SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
 
 
-def owner_cache(model: CachedModel, kv_dtype: str, page_size: int, exact_bits: int = 16) -> OwnerCache:
+def owner_cache(model: ModelConfig, kv_dtype: str, page_size: int, exact_bits: int = 16) -> OwnerCache:
     """Return the cache of one owner, with exact pages of ``exact_bits`` a number where pages are sealed."""
-    kv_heads = min(model.num_kv_heads, model.cached_rows)  # one row of latent attention is K and V of all heads
-    vectors = model.cached_rows // kv_heads
-    head_dim = model.cached_numbers // model.cached_rows
-    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, head_dim)
-    return OwnerCache(kv_heads, head_dim, page_size, bits, scale, model.num_heads, exact_bits, vectors)
+    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, model.head_dim)
+    heads = model.num_kv_heads
+    return OwnerCache(heads, model.head_dim, page_size, bits, scale, model.num_heads, exact_bits, model.kv_vectors)
 
 
 def exact_bytes(
-    model: CachedModel, kv_dtype: str, page_size: int, exact_bits: int, num_sequences: int, num_tokens: int
+    model: ModelConfig, kv_dtype: str, page_size: int, exact_bits: int, num_sequences: int, num_tokens: int
 ) -> int:
     """Return the bytes of exact pages over all owners, for so many running sequences and tokens a step; 0 unless the
     format has groups."""
     num_pages = of_cache(Full(), kv_dtype).num_exact_pages(num_sequences, num_tokens, page_size)
-    return num_pages * page_size * model.num_owners * model.cached_numbers * exact_bits // 8
+    return num_pages * page_size * cached_numbers(model) * exact_bits // 8
 
 
-def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:
+def cached_numbers(model: ModelConfig) -> int:
+    """Return the numbers that one token keeps over all owners."""
+    return sum(map(model.cached_numbers_of, model.owners))
+
+
+def kv_element_bytes(model: ModelConfig, kv_dtype: str) -> int:
     """Return the bytes of K and V that one token keeps over all owners, without scales."""
-    return sum(KV_FORMATS[kv_dtype].num_bytes(cached_numbers_of(model, owner)) for owner in _owners(model))
+    return sum(KV_FORMATS[kv_dtype].num_bytes(model.cached_numbers_of(owner)) for owner in model.owners)
 
 
-def kv_scale_bytes(model: CachedModel, kv_dtype: str) -> int:
+def kv_scale_bytes(model: ModelConfig, kv_dtype: str) -> int:
     """Return the bytes of the scales, dynamic or of groups, of one token over all owners."""
-    rows = model.cached_rows
-    return sum(rows * scale_bytes(kv_dtype, cached_numbers_of(model, owner) // rows) for owner in _owners(model))
+    rows = model.kv_vectors * model.num_kv_heads
+    return sum(rows * scale_bytes(kv_dtype, model.head_dim_of(owner)) for owner in model.owners)
 
 
-def cached_numbers_of(model: CachedModel, owner: int) -> int:
-    """Return the numbers that one token keeps in the cache of a layer."""
-    return at_layer(model, model.cached_numbers, owner)
-
-
-def _owners(model: CachedModel) -> list[int]:
-    return sorted(set(model.owner_of_layer))
-
-
-def kv_bytes(model: CachedModel, kv_dtype: str) -> int:
+def kv_bytes(model: ModelConfig, kv_dtype: str) -> int:
     """Return the bytes one token keeps in the cache over all owners: K, V and their scales."""
     return kv_element_bytes(model, kv_dtype) + kv_scale_bytes(model, kv_dtype)
 
 
-def kv_read_bytes(model: CachedModel, kv_dtype: str, context: float) -> float:
+def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float) -> float:
     """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
     owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
     """
     keys = [min(context, window) if window else context for window in model.layer_windows]
-    read = [cached_numbers_of(model, owner) for owner in model.owner_of_layer]
-    return kv_bytes(model, kv_dtype) / numbers_of_owners(model) * sum(map(operator.mul, keys, read))
+    read = [model.cached_numbers_of(owner) for owner in model.owner_of_layer]
+    return kv_bytes(model, kv_dtype) / cached_numbers(model) * sum(map(operator.mul, keys, read))

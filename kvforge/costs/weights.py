@@ -1,18 +1,13 @@
 """Weights: how many there are, and how many of them a decode step reads."""
 
+import functools
+
 from kvforge.common.number_formats import ELEMENT_BYTES, HEAD_DTYPES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
-from kvforge.costs.shape import (
-    LinearModel,
-    ModelShape,
-    at_layer,
-    mlp_weights,
-    num_routers,
-    numbers_of_owners,
-    own_input_weights,
-    query_weights,
-    router_weights,
-)
+from kvforge.costs.cache import cached_numbers
+from model_defs import ModelConfig
+from model_defs.experts import Experts
+from model_defs.weights import weight_specs
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
@@ -26,7 +21,13 @@ _PANEL = 64
 each (``plugins/packed_linear``)."""
 
 
-def weight_bytes(shape: ModelShape, dtype: str) -> int:
+@functools.lru_cache(maxsize=64)
+def num_parameters(model: ModelConfig) -> int:
+    """Return the parameters of the model's graphs: K and V projections of the owners only, an exit's head."""
+    return sum(spec.num_parameters for spec in weight_specs(model))
+
+
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
     """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``.
 
     Where linear layers are quantized they are padded and have some float32 numbers a row besides: int8 its scale and
@@ -34,32 +35,67 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     else stays in bf16, the table of embeddings too where it is the head's, and what chooses among experts.
     """
     if dtype not in _FLOATS_OF_ROW:
-        return round(shape.num_parameters * WEIGHT_BYTES[dtype])
-    lookup = shape.vocab_size * shape.hidden_size
-    head = lookup if shape.exit_head else 0
-    others = shape.num_parameters - step_weights(shape) - head
+        return round(num_parameters(model) * WEIGHT_BYTES[dtype])
+    lookup = model.vocab_size * model.hidden_size
+    head = lookup if model.early_exit else 0
+    others = num_parameters(model) - step_weights(model) - head
     if others < lookup:  # the embeddings are the head's
         others += lookup
-    count, rows = _padded(shape, dtype)
+    count, rows = _padded(model, dtype)
     of_rows = _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
-    if shape.exit_head:
-        count, rows = _padded_matrix(shape.vocab_size, shape.hidden_size, dtype)
+    if model.early_exit:
+        count, rows = _padded_matrix(model.vocab_size, model.hidden_size, dtype)
         of_rows += round(count * _head_bytes(dtype)) + _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
-    return step_weight_bytes(shape, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
+    return step_weight_bytes(model, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
 
 
-def step_weights(model: LinearModel, tokens: int | None = None) -> int:
+def step_weights(model: ModelConfig, tokens: int | None = None) -> int:
     """Return the weights that a decode step of many sequences reads: every linear layer, all experts and the head;
     not biases, scales and norms, the lookup of embeddings, nor an early exit's head. Of ``tokens`` it reads the experts
     that so many choose, each as often as another."""
     hidden, layers = model.hidden_size, range(model.num_layers)
-    of_layers = sum(query_weights(model, layer) + hidden * at_layer(model, model.output_dim, layer) for layer in layers)
-    of_owners = hidden * numbers_of_owners(model)
-    attention = of_layers + model.num_owners * model.expansion_weights + of_owners
-    return attention + mlp_weights(model, tokens) + own_input_weights(model) + model.vocab_size * hidden
+    of_layers = sum(query_weights(model, layer) + hidden * model.attended_dim_of(layer) for layer in layers)
+    of_owners = model.num_owners * expansion_weights(model) + hidden * cached_numbers(model)
+    of_inputs = 3 * model.num_layers * hidden * model.per_layer_input
+    return of_layers + of_owners + mlp_weights(model, tokens) + of_inputs + model.vocab_size * hidden
 
 
-def step_weight_bytes(model: LinearModel, dtype: str, tokens: int | None = None) -> int:
+def query_weights(model: ModelConfig, layer: int) -> int:
+    """Return the weights that make a layer's queries, through a latent of their own where there is one."""
+    rank = model.latent.query_rank if model.latent else None
+    return model.hidden_size * model.q_dim_of(layer) if rank is None else rank * (model.hidden_size + model.q_dim)
+
+
+def expansion_weights(model: ModelConfig) -> int:
+    """Return the weights of one owner that expand a latent row to keys and values; 0 where the cache holds these."""
+    return model.latent.rank * model.num_heads * model.latent.expanded_dim if model.latent else 0
+
+
+def mlp_weights(model: ModelConfig, tokens: int | None = None) -> int:
+    """Return the weights of all layers' MLPs, where there are experts of all, or of those that ``tokens`` choose, and
+    what chooses among them."""
+    dense = sum(model.intermediate_of(layer) for layer in range(model.num_layers) if not model.has_experts(layer))
+    found = 3 * model.hidden_size * dense + router_weights(model)
+    if model.experts:
+        of_layer = experts_used(model.experts, tokens) * 3 * model.hidden_size * model.experts.intermediate_size
+        found += round(len(model.experts.layers) * of_layer)
+    return found
+
+
+def experts_used(experts: Experts, tokens: int | None = None) -> float:
+    """Return the number of experts of a layer, or of those that so many ``tokens`` use on average, where each is chosen
+    as often as another; shared ones included."""
+    share = 1 if tokens is None else 1 - (1 - experts.num_active / experts.num_experts) ** tokens
+    return experts.num_experts * share + experts.num_shared
+
+
+def router_weights(model: ModelConfig) -> int:
+    """Return the weights of all layers that choose among experts."""
+    experts = model.experts
+    return len(experts.layers) * model.hidden_size * experts.num_experts if experts else 0
+
+
+def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
     """Return the bytes of ``step_weights``, with the padding of quantized ones; ``dtype`` is a key of
     ``WEIGHT_BYTES``."""
     if dtype not in _DEPTH:
@@ -75,30 +111,26 @@ def _head_bytes(dtype: str) -> float:
     return WEIGHT_BYTES[HEAD_DTYPES.get(dtype, dtype)]
 
 
-def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[int, int]:
+def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[int, int]:
     """Return the weights and the rows of all quantized layers but an exit's head, padded as they are packed, those that
     read the same input as one."""
-    num_layers, hidden, cached = model.num_layers, model.hidden_size, model.cached_numbers
-    below = min(model.cut, model.num_owners)  # fewer than the cut where all layers share one cache
-    mlps: list[tuple[float, int]] = [(num_layers - num_routers(model), model.intermediate_size)]
-    if model.layer_intermediate_sizes:
-        mlps = [(1, size) for size in model.layer_intermediate_sizes]
-    layers, own = range(num_layers), model.per_layer_input or 0
+    layers, hidden, own = range(model.num_layers), model.hidden_size, model.per_layer_input
+    mlps: list[tuple[float, int]] = [(1, model.intermediate_of(i)) for i in layers if not model.has_experts(i)]
     if model.experts:
-        shared = model.experts.num_shared * model.experts.intermediate_size
-        routed = model.experts.count(tokens) - model.experts.num_shared
-        mlps.append((num_routers(model) * routed, model.experts.intermediate_size))
-        mlps += [(num_routers(model), shared)] if shared else []
-    first = (model.latent.query_rank if model.latent else None) or model.query_dim  # what the input is projected to
+        routed, count = experts_used(model.experts, tokens) - model.experts.num_shared, len(model.experts.layers)
+        mlps.append((count * routed, model.experts.intermediate_size))
+        mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
+    rank = model.latent.query_rank if model.latent else None
+    projected = [rank or model.q_dim_of(i) for i in layers]
+    own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     matrices = [
-        *((1, _padded_matrix(at_layer(model, first + cached, i), hidden, dtype)) for i in layers[:below]),
-        (1, _padded_matrix((model.num_owners - below) * cached, hidden, dtype)),
-        *((1, _padded_matrix(at_layer(model, first, i), hidden, dtype)) for i in layers[below:]),
+        *((1, _padded_matrix(projected[i] + own_kv[i], hidden, dtype)) for i in layers),
+        (1, _padded_matrix(sum(map(model.cached_numbers_of, model.upper_owners)), hidden, dtype)),
         *_padded_latent(model, dtype),
-        *((1, _padded_matrix(hidden, at_layer(model, model.output_dim, i), dtype)) for i in layers),
-        (num_layers, _padded_matrix(own, hidden, dtype)),
-        (num_layers, _padded_matrix(hidden, own, dtype) if own else (0, 0)),
-        (1, _padded_matrix(num_layers * own, hidden, dtype)),
+        *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
+        (len(layers), _padded_matrix(own, hidden, dtype)),
+        (len(layers), _padded_matrix(hidden, own, dtype) if own else (0, 0)),
+        (1, _padded_matrix(len(layers) * own, hidden, dtype)),
         *((2 * times, _padded_matrix(inner, hidden, dtype, _PANEL // 2)) for times, inner in mlps),
         *((times, _padded_matrix(hidden, inner, dtype)) for times, inner in mlps),
         (1, _padded_matrix(model.vocab_size, hidden, dtype)),
@@ -107,7 +139,7 @@ def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[
     return round(weights), round(sum(times * rows for times, (_, rows) in matrices))
 
 
-def _padded_latent(model: LinearModel, dtype: str) -> list[tuple[int, tuple[int, int]]]:
+def _padded_latent(model: ModelConfig, dtype: str) -> list[tuple[int, tuple[int, int]]]:
     """Return how often there is each matrix that latent attention has besides, with its weights and rows: of queries
     from their latent, and of each head and owner."""
     latent = model.latent
@@ -119,7 +151,7 @@ def _padded_latent(model: LinearModel, dtype: str) -> list[tuple[int, tuple[int,
     )
     matrices = [(model.num_owners * model.num_heads, matrix) for matrix in of_heads]
     if latent.query_rank is not None:
-        matrices.append((model.num_layers, _padded_matrix(model.query_dim, latent.query_rank, dtype)))
+        matrices.append((model.num_layers, _padded_matrix(model.q_dim, latent.query_rank, dtype)))
     return matrices
 
 

@@ -7,7 +7,6 @@ from statistics import median, quantiles
 from kvforge.demo.streaming import StreamedRun
 from kvforge.evaluation.score import is_correct
 from kvforge.manifest import Manifest
-from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.tasks.prompt import Example
 
 CONTEXT_LENGTH = 1000
@@ -43,7 +42,7 @@ def make_report(
         name=name,
         accuracy=sum(map(is_correct, questions, texts)) / len(questions),
         num_different_offline=sum(a != b for a, b in zip(texts, offline_texts, strict=True)),
-        flops_per_token=prefill_flops_per_token(manifest, CONTEXT_LENGTH),
+        flops_per_token=manifest.prefill_flops_per_token(CONTEXT_LENGTH),
         kv_bytes_per_token=allocated_kv_bytes_per_token,
         tokens_per_second=run.tokens_per_second,
     )

@@ -73,7 +73,7 @@ def alignment(
         RequestError: a document does not fit the engine.
         KvforgeError: there are no tokens to count.
     """
-    if not llm.engine.manifest.early_exit:
+    if not llm.engine.manifest.model.early_exit:
         raise EngineError(NO_EARLY_EXIT)
     total = sum(len(continuation) for _, continuation in documents)
     if not total:

@@ -113,7 +113,7 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
     manifests = [load_manifest(directory) for directory in directories]
     for manifest in manifests if options.tasks else ():
         engines.check_length(manifest, options.length)
-    if (options.early_exit or options.early_exit_threshold is not None) and not manifests[0].early_exit:
+    if (options.early_exit or options.early_exit_threshold is not None) and not manifests[0].model.early_exit:
         raise EngineError(NO_EARLY_EXIT)
     examples = make_prompts(engine, options)  # what cannot be measured is refused before hours of work
     documents, exits = None, None

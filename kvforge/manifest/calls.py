@@ -5,11 +5,12 @@ Values are numbered: the graph's flat inputs first, then the results of each cal
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvforge.manifest.manifest import RANK_DIR
+from model_defs.records import RecordError, read_record
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,25 @@ def load_calls(path: Path) -> Calls:
         OSError: there is no such file.
         ValueError: it is damaged.
     """
-    read = json.loads(path.read_text())
-    if not _is_whole(read):
+    data = json.loads(path.read_text())
+    try:
+        read = read_record(Calls, data)
+    except RecordError:
+        read = None
+    if read is None or not _is_whole(read):
         raise ValueError("it does not say which packages are called with which values")
-    calls = tuple(Call(**{**each, "inputs": tuple(each["inputs"])}) for each in read["calls"])
-    return Calls(calls, tuple(read["outputs"]), read["num_inputs"])
+    return read
 
 
-def _is_whole(read: Any) -> bool:
-    """Whether what was read is a ``Calls`` each of whose values is there before it is used."""
-    if not isinstance(read, dict) or read.keys() != {"calls", "outputs", "num_inputs"}:
-        return False
-    calls, known = read["calls"], read["num_inputs"]
-    if not isinstance(calls, list) or not _is_count(known):
-        return False
-    for call in calls:
-        if not isinstance(call, dict) or call.keys() != {field.name for field in dataclasses.fields(Call)}:
+def _is_whole(read: Calls) -> bool:
+    """Whether each value is there before it is used."""
+    known = read.num_inputs
+    for call in read.calls:
+        if not call.package.isdecimal() or call.num_results < 0 or not _are_below(call.inputs, known):
             return False
-        weights, package = call["weights"], call["package"]
-        if not isinstance(package, str) or not package.isdecimal() or not _is_count(call["num_results"]):
-            return False
-        if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
-            return False
-        if not _are_numbers_below(call["inputs"], known):
-            return False
-        known += call["num_results"]
-    return _are_numbers_below(read["outputs"], known)
+        known += call.num_results
+    return read.num_inputs >= 0 and _are_below(read.outputs, known)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_numbers_below(values: Any, end: int) -> bool:
-    return isinstance(values, list) and all(_is_count(value) and value < end for value in values)
+def _are_below(values: Sequence[int], end: int) -> bool:
+    return all(0 <= value < end for value in values)

@@ -1,6 +1,5 @@
 """Reading and writing an engine directory's manifest, and checking its files against it."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 from kvforge.common.checkpoint_files import CONFIG, is_gguf
 from kvforge.common.errors import EngineError, EngineReplacedError
 from kvforge.manifest.check import is_possible
-from kvforge.manifest.manifest import LATER_FIELDS, PLANS_FILE, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
+from kvforge.manifest.manifest import PLANS_FILE, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
+from model_defs.records import IMPOSSIBLE, RecordError, read_record
 
 MANIFEST_FILE = "engine.json"
 MANIFEST_DIGEST = "manifest_sha256"
@@ -134,17 +134,10 @@ def load_plans(engine_dir: Path, manifest: Manifest) -> dict[str, dict[str, Any]
 
 
 def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
-    fields = {field.name: field for field in dataclasses.fields(Manifest)}
-    missing, unknown = fields.keys() - data.keys() - LATER_FIELDS, data.keys() - fields.keys()
-    if missing or unknown:
-        what = f"lacks {sorted(missing)[0]}" if missing else f"has the unknown field {sorted(unknown)[0]}"
-        raise EngineError(f"{path} {what}; rebuild the engine with kvforge build.")
-    tuples = {
-        name: tuple(tuple(item) if isinstance(item, list) else item for item in data[name])
-        for name, field in fields.items()
-        if str(field.type).startswith("tuple") and isinstance(data.get(name), list)
-    }
-    manifest = Manifest(**{**data, **tuples})
-    if not is_possible(manifest):
-        raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
+    try:
+        manifest = read_record(Manifest, data)
+        if not is_possible(manifest):
+            raise RecordError(IMPOSSIBLE)
+    except RecordError as error:
+        raise EngineError(f"{path} {error}; rebuild the engine with kvforge build.") from None
     return manifest

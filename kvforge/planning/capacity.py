@@ -11,8 +11,9 @@ from kvforge.costs.flops import (
     request_flops,
     skipped_token,
 )
-from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import step_weight_bytes, weight_bytes
+from kvforge.planning.cuts import without_cut
+from model_defs import ModelConfig
 
 GIB = 2**30
 
@@ -27,22 +28,22 @@ class Machine:
     bytes_per_s: float = 0.0
 
 
-def cache_tokens(shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
+def cache_tokens(model: ModelConfig, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
     """Return the tokens whose cache fits beside the weights; 0 where the weights alone do not fit."""
-    return requests_that_fit(shape, machine, weight_dtype, kv_dtype, 1)
+    return requests_that_fit(model, machine, weight_dtype, kv_dtype, 1)
 
 
 def requests_that_fit(
-    shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtype: str, length: int, exact_bytes: int = 0
+    model: ModelConfig, machine: Machine, weight_dtype: str, kv_dtype: str, length: int, exact_bytes: int = 0
 ) -> int:
     """Return the requests of ``length`` tokens whose cache fits beside the weights; each has ``exact_bytes`` more."""
-    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, weight_dtype)
-    return max(int(free // (length * kv_bytes(shape, kv_dtype) + exact_bytes)), 0)
+    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, weight_dtype)
+    return max(int(free // (length * kv_bytes(model, kv_dtype) + exact_bytes)), 0)
 
 
-def memory_for(shape: ModelShape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
+def memory_for(model: ModelConfig, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
     """Return the memory in which ``tokens`` tokens fit."""
-    return reserve_bytes + weight_bytes(shape, weight_dtype) + tokens * kv_bytes(shape, kv_dtype)
+    return reserve_bytes + weight_bytes(model, weight_dtype) + tokens * kv_bytes(model, kv_dtype)
 
 
 def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
@@ -51,15 +52,14 @@ def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
     return 2 * num_parameters * tokens_per_second / 1e12
 
 
-def max_speedup(shape: ModelShape, input_tokens: int, output_tokens: int) -> float:
-    """Return how many times the requests per FLOP of the model without a cut: what no hardware bound by computing
+def max_speedup(model: ModelConfig, without: ModelConfig, input_tokens: int, output_tokens: int) -> float:
+    """Return how many times the requests per FLOP of the model ``without`` a cut: what no hardware bound by computing
     exceeds, given that output tokens still run all layers (arXiv 2410.03960, Figure 2 right)."""
-    plain = request_flops(shape.without_cut(), input_tokens, output_tokens)
-    return plain / request_flops(shape, input_tokens, output_tokens)
+    return request_flops(without, input_tokens, output_tokens) / request_flops(model, input_tokens, output_tokens)
 
 
 def requests_per_second(
-    shape: ModelShape,
+    model: ModelConfig,
     machine: Machine,
     batch: int,
     input_tokens: int,
@@ -74,33 +74,32 @@ def requests_per_second(
     """
     if batch < 1 or not machine.flops_per_s:
         return 0.0
-    prompts = batch * prompt_flops(shape, input_tokens) / machine.flops_per_s
-    steps = batch * output_flops(shape, input_tokens, output_tokens) / machine.flops_per_s
+    prompts = batch * prompt_flops(model, input_tokens) / machine.flops_per_s
+    steps = batch * output_flops(model, input_tokens, output_tokens) / machine.flops_per_s
     if machine.bytes_per_s:
         middle = input_tokens + output_tokens / 2
-        step = step_weight_bytes(shape, weight_dtype, batch) + batch * kv_read_bytes(shape, kv_dtype, middle)
+        step = step_weight_bytes(model, weight_dtype, batch) + batch * kv_read_bytes(model, kv_dtype, middle)
         steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
     return batch / (prompts + steps)
 
 
-def distillation_flops_per_token(shape: ModelShape, context_length: int) -> float:
+def distillation_flops_per_token(model: ModelConfig, context_length: int) -> float:
     """Return the FLOPs of distilling one token (arXiv 2410.03960, section 3.4): the layers below the cut once, those
     above and the head for teacher and student, the student's backward through its activations (attention twice), and
     through the weights of its trained Q, K and V."""
     mean = (context_length + 1) / 2
-    teacher, whole = full_token(shape.without_cut(), mean, True), full_token(shape, mean, True)
-    num_upper_owners = shape.num_owners - shape.cut
-    key_value = 2.0 * shape.hidden_size * shape.cached_numbers * num_upper_owners
-    student = whole.total - (full_token_below(shape, mean, True).total - key_value)
-    attention = whole.attention * (shape.num_layers - shape.cut) / shape.num_layers
-    queries = 2.0 * shape.hidden_size * shape.query_dim * (shape.num_layers - shape.cut)
+    teacher, whole = full_token(without_cut(model), mean, True), full_token(model, mean, True)
+    key_value = 2.0 * model.hidden_size * sum(map(model.cached_numbers_of, model.upper_owners))
+    student = whole.total - (full_token_below(model, mean, True).total - key_value)
+    attention = whole.attention * (model.num_layers - model.cut) / model.num_layers
+    queries = 2.0 * model.hidden_size * model.q_dim * (model.num_layers - model.cut)
     return teacher.total + 2 * student + attention + queries + key_value
 
 
-def break_even_tokens(shape: ModelShape, context_length: int, distillation_tokens: float) -> float:
+def break_even_tokens(model: ModelConfig, context_length: int, distillation_tokens: float) -> float:
     """Return after how many prompt tokens, in prompts of ``context_length``, the FLOPs saved are those spent on
     distilling with ``distillation_tokens``; infinite without a cut."""
-    plain = skipped_token(shape.without_cut(), context_length).total
-    saved = plain - skipped_token(shape, context_length).total
-    spent = distillation_flops_per_token(shape, context_length) * distillation_tokens
+    plain = skipped_token(without_cut(model), context_length).total
+    saved = plain - skipped_token(model, context_length).total
+    spent = distillation_flops_per_token(model, context_length) * distillation_tokens
     return spent / saved if saved > 0 else float("inf")

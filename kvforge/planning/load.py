@@ -6,21 +6,21 @@ from pathlib import Path
 from kvforge.common.checkpoint_files import gguf_name, is_gguf
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
-from kvforge.costs.shape import ModelShape
 from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.plan import DEFAULT_STEP_TOKENS
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_config, shape_of_manifest
+from model_defs import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
+    """A model to plan for, as it is: the cuts and group sizes to show unless told otherwise, its dtypes, KV
     policy, page size and tokens of a step. ``int4_dtype`` is what a build makes of the weight dtype int4."""
 
-    shape: ModelShape
+    name: str
+    model: ModelConfig
     cuts: tuple[int, ...]
     group_sizes: tuple[int, ...] = (1, 2, 4)
     weight_dtype: str = "bfloat16"
@@ -47,7 +47,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
         KvforgeError: it names nothing, or what it names cannot be read as a supported model.
     """
     if model in PRESETS:
-        return Subject(PRESETS[model].shape, PRESETS[model].cuts)
+        return Subject(model, PRESETS[model].model, PRESETS[model].cuts)
     name = parse_name(model, revision)
     if name is not None:
         return _from_config(find_config(name), name.repository.partition("/")[2])
@@ -64,7 +64,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
                 f"{path} fills the cache of prompts by another model, which plans do not count; plan the checkpoint "
                 "that it was built from."
             )
-        subject = _own(shape_of_manifest(manifest, path.resolve().name))
+        subject = _own(path.resolve().name, manifest.model)
         return dataclasses.replace(
             subject,
             weight_dtype=manifest.weight_dtype,
@@ -95,7 +95,7 @@ def _from_checkpoint(path: Path, name: str) -> Subject:
     kv_dtype = automatic_kv_dtype(dtype, algorithm)
     config = read_model_config(checkpoint)
     return dataclasses.replace(
-        _own(shape_of_config(config, name)),
+        _own(name, config),
         weight_dtype=dtype,
         kv_dtype=kv_dtype,
         int4_dtype=int4_dtype(checkpoint, config),
@@ -113,15 +113,15 @@ def _from_config(file: Path, name: str) -> Subject:
     except ModelError as error:
         raise CheckpointError(f"{file}: {error}") from None
     dtype = automatic_dtype("F32" if hf.get("dtype", hf.get("torch_dtype")) in ("float32", "float64") else "BF16")
-    return dataclasses.replace(_own(shape_of_config(config, name)), weight_dtype=dtype, kv_dtype=dtype)
+    return dataclasses.replace(_own(name, config), weight_dtype=dtype, kv_dtype=dtype)
 
 
-def _own(shape: ModelShape) -> Subject:
+def _own(name: str, model: ModelConfig) -> Subject:
     """A model with a cut is shown as it is, one without at half its layers."""
-    if shape.is_native:
-        return Subject(shape, (shape.cut,), (1,))
-    if shape.cut < shape.num_layers:
-        above = [owner for owner in sorted(set(shape.owner_of_layer)) if owner >= shape.cut]
-        group_size = above[1] - above[0] if len(above) > 1 else shape.num_layers - shape.cut
-        return Subject(shape, (shape.cut,), tuple(sorted({1, group_size})))
-    return Subject(shape, (max(shape.num_layers // 2, 1),) if shape.num_layers > 1 else ())
+    if model.layer_owners:
+        return Subject(name, model, (model.cut,), (1,))
+    if model.has_cut:
+        return Subject(
+            name, model, (model.cut,), tuple(sorted({1, min(model.group_size, model.num_layers - model.cut)}))
+        )
+    return Subject(name, model, (max(model.num_layers // 2, 1),) if model.num_layers > 1 else ())

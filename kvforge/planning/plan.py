@@ -8,8 +8,7 @@ from typing import Any
 from kvforge.common.number_formats import ELEMENT_BYTES
 from kvforge.costs.cache import exact_bytes, kv_bytes, kv_element_bytes, kv_scale_bytes
 from kvforge.costs.flops import full_token, skipped_token, table_1
-from kvforge.costs.shape import ModelShape
-from kvforge.costs.weights import weight_bytes
+from kvforge.costs.weights import num_parameters, weight_bytes
 from kvforge.kv_policies import Full, of_cache
 from kvforge.planning.capacity import (
     GIB,
@@ -23,6 +22,8 @@ from kvforge.planning.capacity import (
     requests_per_second,
     requests_that_fit,
 )
+from kvforge.planning.cuts import merged, with_cut, without_cut
+from model_defs import ModelConfig
 
 DEFAULT_STEP_TOKENS = 2048
 """Those of a build's default ``--max-num-tokens``."""
@@ -79,26 +80,31 @@ class Variant:
     """One row of a plan."""
 
     name: str
-    shape: ModelShape
+    model: ModelConfig
     group_size: int
     kv_dtype: str
 
 
 def list_variants(
-    shape: ModelShape, cuts: Sequence[int], group_sizes: Sequence[int], kv_dtypes: Sequence[str], all_pairs: bool
+    model_name: str,
+    model: ModelConfig,
+    cuts: Sequence[int],
+    group_sizes: Sequence[int],
+    kv_dtypes: Sequence[str],
+    all_pairs: bool,
 ) -> list[Variant]:
     """Return the plain model, each cut with each group size, and all layers merged, for each cache format.
 
     Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
     """
-    first, found = cuts[:1], [("no cut", shape.without_cut(), 1)]
+    first, found = cuts[:1], [("no cut", without_cut(model), 1)]
     for cut in dict.fromkeys(cuts):
         for size in dict.fromkeys(group_sizes):
-            made = shape.with_cut(cut, size)
-            if cut < shape.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
-                name = f"cut {cut} of {shape.num_layers}" + (f", {size}-way" if size > 1 else "")
+            made = with_cut(model, cut, size, name=model_name)
+            if cut < model.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
+                name = f"cut {cut} of {model.num_layers}" + (f", {size}-way" if size > 1 else "")
                 found.append((name, made, size))
-    found.append(("all layers merged", shape.merged(), shape.num_layers))
+    found.append(("all layers merged", merged(model), model.num_layers))
     suffix = [f", {kv_dtype}" if len(kv_dtypes) > 1 else "" for kv_dtype in kv_dtypes]
     return [
         Variant(name + end, made, size, kv_dtype)
@@ -108,7 +114,12 @@ def list_variants(
 
 
 def make_plan(
-    shape: ModelShape, variants: Sequence[Variant], work: Workload, fleet: Fleet, tokens_per_second: float = 0.0
+    model_name: str,
+    model: ModelConfig,
+    variants: Sequence[Variant],
+    work: Workload,
+    fleet: Fleet,
+    tokens_per_second: float = 0.0,
 ) -> dict[str, Any]:
     """Return the plan; see docs/planning.md for its fields. The first variant is what capacity is compared with.
 
@@ -119,22 +130,23 @@ def make_plan(
         BuildError: a variant's cache format does not go with its heads or the pages.
     """
     for variant in variants:
-        made = variant.shape
+        made = variant.model
         of_cache(Full(), variant.kv_dtype).check(made.num_kv_heads, made.head_dim, work.page_size)
+    base = num_parameters(without_cut(model))
     plan: dict[str, Any] = {
-        "model": shape.model,
-        "num_layers": shape.num_layers,
-        "num_parameters": shape.base_parameters,
+        "model": model_name,
+        "num_layers": model.num_layers,
+        "num_parameters": base,
         "input_tokens": work.input_tokens,
         "output_tokens": work.output_tokens,
         "weight_dtype": work.weight_dtype,
-        "table_1_context": shape.max_position,
-        "variants": [_row(shape, variant, work, fleet) for variant in variants],
+        "table_1_context": model.max_position,
+        "variants": [_row(model, variant, work, fleet) for variant in variants],
     }
     if fleet.memory_gib:
         plan["capacity"] = [_capacity(variants, work, fleet, memory) for memory in fleet.memory_gib]
     if tokens_per_second:
-        rate = normalized_tflops(shape.base_parameters, tokens_per_second) / fleet.num_gpus
+        rate = normalized_tflops(base, tokens_per_second) / fleet.num_gpus
         plan["throughput"] = {"tokens_per_second": tokens_per_second, "num_gpus": fleet.num_gpus}
         plan["throughput"]["normalized_tflops_per_gpu"] = rate
         if fleet.tflops:
@@ -142,13 +154,13 @@ def make_plan(
     return plan
 
 
-def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
-    made, plain = variant.shape, shape.without_cut()
+def _row(model: ModelConfig, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
+    made, plain = variant.model, without_cut(model)
     prompt = skipped_token(made, work.input_tokens)
-    paper = table_1(made, shape.max_position)
+    paper = table_1(made, model.max_position)
     wide = kv_bytes(plain, work.wide_dtype)
     spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
-    is_distilled = made.cut < made.num_layers and not made.is_native
+    is_distilled = made.has_cut and not made.layer_owners
     distillation: dict[str, Any] | None = None
     if is_distilled:
         distillation = {
@@ -164,13 +176,13 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
         "group_size": variant.group_size,
         "num_owners": made.num_owners,
         "kv_dtype": variant.kv_dtype,
-        "num_parameters": made.num_parameters,
+        "num_parameters": num_parameters(made),
         "weight_bytes": weight_bytes(made, work.weight_dtype),
         "prompt_token_flops": prompt.to_json(),
         "output_token_flops": full_token(made, work.input_tokens + work.output_tokens / 2).to_json(),
         "relative_prefill": prompt.total / skipped_token(plain, work.input_tokens).total,
         "table_1_gflop": {name: value / 1e9 for name, value in paper.to_json().items()},
-        "table_1_relative": paper.total / table_1(plain, shape.max_position).total,
+        "table_1_relative": paper.total / table_1(plain, model.max_position).total,
         "kv_bytes_per_token": kv_bytes(made, variant.kv_dtype),
         "kv_element_bytes_per_token": kv_element_bytes(made, variant.kv_dtype),
         "kv_scale_bytes_per_token": kv_scale_bytes(made, variant.kv_dtype),
@@ -178,9 +190,9 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
         "kv_exact_bytes_per_step": _exact_bytes(variant, work, 0, work.step_tokens),
         "cache_reduction": 1 - kv_element_bytes(made, variant.kv_dtype) / wide,
         "cache_reduction_with_scales": 1 - kv_bytes(made, variant.kv_dtype) / wide,
-        "max_speedup": max_speedup(made, work.input_tokens, work.output_tokens),
+        "max_speedup": max_speedup(made, plain, work.input_tokens, work.output_tokens),
         "max_speedup_by_ratio": {
-            str(ratio): max_speedup(made, work.input_tokens, max(round(work.input_tokens / ratio), 1))
+            str(ratio): max_speedup(made, plain, work.input_tokens, max(round(work.input_tokens / ratio), 1))
             for ratio in RATIOS
         },
         "distillation": distillation,
@@ -188,7 +200,7 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
 
 
 def _exact_bytes(variant: Variant, work: Workload, num_requests: int, num_tokens: int) -> int:
-    return exact_bytes(variant.shape, variant.kv_dtype, work.page_size, work.exact_bits, num_requests, num_tokens)
+    return exact_bytes(variant.model, variant.kv_dtype, work.page_size, work.exact_bits, num_requests, num_tokens)
 
 
 def _capacity(variants: Sequence[Variant], work: Workload, fleet: Fleet, memory_gib: float) -> dict[str, Any]:
@@ -198,16 +210,16 @@ def _capacity(variants: Sequence[Variant], work: Workload, fleet: Fleet, memory_
         each, of_step = _exact_bytes(variant, work, 1, 0), _exact_bytes(variant, work, 0, work.step_tokens)
         kept = machine.reserve_bytes + of_step
         free = dataclasses.replace(machine, reserve_bytes=kept)
-        requests = requests_that_fit(variant.shape, free, work.weight_dtype, variant.kv_dtype, length, each)
+        requests = requests_that_fit(variant.model, free, work.weight_dtype, variant.kv_dtype, length, each)
         beside = dataclasses.replace(machine, reserve_bytes=kept + requests * each)
-        tokens = cache_tokens(variant.shape, beside, work.weight_dtype, variant.kv_dtype)
+        tokens = cache_tokens(variant.model, beside, work.weight_dtype, variant.kv_dtype)
         row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": requests}
         first = (rows[0] if rows else row)["requests"]
-        memory = memory_for(variant.shape, first * length, kept + first * each, work.weight_dtype, variant.kv_dtype)
+        memory = memory_for(variant.model, first * length, kept + first * each, work.weight_dtype, variant.kv_dtype)
         row["gib_per_gpu_for_as_many_as_first"] = memory / GIB / fleet.num_gpus
         if fleet.tflops:
             rate = requests_per_second(
-                variant.shape,
+                variant.model,
                 machine,
                 row["requests"],
                 work.input_tokens,

@@ -5,7 +5,6 @@ from typing import Any
 
 from kvforge.common.number_formats import KV_FORMATS
 from kvforge.costs.cache import exact_bytes, owner_cache
-from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
@@ -13,6 +12,7 @@ from kvforge.kv_policies.features import LATENT, PAGING, SLIDING_WINDOW, feature
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, Variant, Workload
+from model_defs import ModelConfig
 
 CONTEXTS = tuple(2**power for power in range(10, 18))
 """Prompt tokens of the curves."""
@@ -47,7 +47,7 @@ def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: Workload, f
 def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, and over the layers of an auxiliary model:
     on the device and in host memory with the engine's policy, and on the device in full."""
-    cache, policy, owners = manifest.owner_cache, manifest.policy, manifest.num_owners
+    cache, policy, owners = manifest.owner_cache, manifest.policy, manifest.model.num_owners
     auxiliary = cache.padded(manifest.max_seq_len) * manifest.auxiliary_bytes_per_token
     return {
         "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len) + auxiliary,
@@ -63,60 +63,60 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
     return max(int((free_bytes - prefill_bytes) // bytes_each), 0)
 
 
-def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -> None:
+def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) -> None:
     found = [feature_of(policy), PAGING]
     if KV_FORMATS[kv_dtype].element_bits < 16:
         found.append(feature_of_cache(kv_dtype))
-    if any(shape.layer_windows):
+    if any(model.layer_windows):
         found.append(SLIDING_WINDOW)
-    if shape.latent:
+    if model.latent:
         found.append(LATENT)
     check(found)
     for one in (policy, of_cache(policy, kv_dtype)):
-        one.check(shape.num_kv_heads, shape.head_dim, page_size)
+        one.check(model.num_kv_heads, model.head_dim, page_size)
 
 
 def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:
-    shape, tokens = variant.shape, work.input_tokens
-    _check(policy, shape, variant.kv_dtype, work.page_size)
-    cache, layers = _cache(variant, work), shape.num_layers
+    model, tokens = variant.model, work.input_tokens
+    _check(policy, model, variant.kv_dtype, work.page_size)
+    cache, layers = _cache(variant, work), model.num_layers
     policy, in_full = of_cache(policy, variant.kv_dtype), of_cache(Full(), variant.kv_dtype)
-    device = shape.num_owners * policy.device_bytes(cache, tokens)
-    full = shape.num_owners * in_full.device_bytes(cache, tokens)
-    plain_full = plain.shape.num_owners * of_cache(Full(), plain.kv_dtype).device_bytes(_cache(plain, work), tokens)
+    device = model.num_owners * policy.device_bytes(cache, tokens)
+    full = model.num_owners * in_full.device_bytes(cache, tokens)
+    plain_full = plain.model.num_owners * of_cache(Full(), plain.kv_dtype).device_bytes(_cache(plain, work), tokens)
     return {
         "name": variant.name,
         "device_bytes": device,
-        "host_bytes": shape.num_owners * policy.host_bytes(cache, tokens),
+        "host_bytes": model.num_owners * policy.host_bytes(cache, tokens),
         "full_bytes": full,
         "times_smaller": full / device,
         "times_smaller_than_first_in_full": plain_full / device,
-        "prefill_bytes": shape.num_owners * policy.prefill_bytes(cache, tokens),
+        "prefill_bytes": model.num_owners * policy.prefill_bytes(cache, tokens),
         "step_device_bytes_read": layers * policy.device_bytes_read(cache, tokens),
         "step_host_bytes_read": layers * policy.host_bytes_read(cache, tokens),
         "step_full_bytes_read": layers * in_full.device_bytes_read(cache, tokens),
         "by_context": {
             str(length): {
-                "device_bytes": shape.num_owners * policy.device_bytes(cache, length),
-                "full_bytes": shape.num_owners * in_full.device_bytes(cache, length),
+                "device_bytes": model.num_owners * policy.device_bytes(cache, length),
+                "full_bytes": model.num_owners * in_full.device_bytes(cache, length),
             }
             for length in CONTEXTS
-            if length <= shape.max_position
+            if length <= model.max_position
         },
     }
 
 
 def _fit(policy: KVPolicy, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
-    shape, cache, kv_dtype = variant.shape, _cache(variant, work), variant.kv_dtype
+    model, cache, kv_dtype = variant.model, _cache(variant, work), variant.kv_dtype
     policy, in_full = of_cache(policy, kv_dtype), of_cache(Full(), kv_dtype)
-    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, work.weight_dtype)
-    free -= exact_bytes(shape, kv_dtype, work.page_size, work.exact_bits, 0, work.step_tokens)
+    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, work.weight_dtype)
+    free -= exact_bytes(model, kv_dtype, work.page_size, work.exact_bits, 0, work.step_tokens)
     lengths = work.input_tokens, work.output_tokens
-    each = shape.num_owners * policy.device_bytes(cache, *lengths)
-    full = shape.num_owners * in_full.device_bytes(cache, *lengths)
-    prefill = shape.num_owners * policy.prefill_bytes(cache, work.input_tokens)
+    each = model.num_owners * policy.device_bytes(cache, *lengths)
+    full = model.num_owners * in_full.device_bytes(cache, *lengths)
+    prefill = model.num_owners * policy.prefill_bytes(cache, work.input_tokens)
     sequences = sequences_that_fit(free, each, prefill)
-    host = sequences * shape.num_owners * policy.host_bytes(cache, *lengths)
+    host = sequences * model.num_owners * policy.host_bytes(cache, *lengths)
     return {
         "name": variant.name,
         "sequences": sequences,
@@ -126,4 +126,4 @@ def _fit(policy: KVPolicy, variant: Variant, work: Workload, machine: Machine) -
 
 
 def _cache(variant: Variant, work: Workload) -> OwnerCache:
-    return owner_cache(variant.shape, variant.kv_dtype, work.page_size, work.exact_bits)
+    return owner_cache(variant.model, variant.kv_dtype, work.page_size, work.exact_bits)

@@ -9,14 +9,17 @@ from kvforge.common.hardware import best_isa
 from kvforge.manifest import WEIGHTS_FILE, Manifest
 from kvforge.prefix_store.page_file import FORMAT
 
-WITHOUT_EFFECT = ("max_num_seqs", "max_num_tokens", "max_draft_len", "decoupled_mode", "bos_token_id", "eos_token_ids")
-"""Fields of a manifest that K and V do not depend on. All others, also those to come, tell engines apart."""
+WITHOUT_EFFECT = ("max_num_seqs", "max_num_tokens", "max_draft_len", "decoupled_mode")
+MODEL_WITHOUT_EFFECT = ("bos_token_id", "eos_token_ids")
+"""Fields of a manifest and of its model that K and V do not depend on. All others, also those to come, tell engines
+apart."""
 
 
 def engine_key(manifest: Manifest) -> bytes:
     """Return 16 bytes that two engines share if they have the same weights, cut, owners, formats, page size, policy,
     version and kernels; of their files only the weights count."""
     data = {name: value for name, value in manifest.to_json().items() if name not in WITHOUT_EFFECT}
+    data["model"] = {name: value for name, value in data["model"].items() if name not in MODEL_WITHOUT_EFFECT}
     data["files"] = manifest.files.get(WEIGHTS_FILE)
     data["kernels"] = os.environ.get("KVFORGE_CPU_ISA") or best_isa()
     return hashlib.sha256(FORMAT + json.dumps(data, sort_keys=True).encode()).digest()[:16]
@@ -25,8 +28,8 @@ def engine_key(manifest: Manifest) -> bytes:
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Return what ``kvforge cache`` says of an engine's pages."""
     return {
-        "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.0f}M parameters, "
-        f"cut {manifest.cut} of {manifest.num_layers}",
+        "model": f"{manifest.model.model_type}, {manifest.num_parameters / 1e6:.0f}M parameters, "
+        f"cut {manifest.model.cut} of {manifest.model.num_layers}",
         "kv_dtype": manifest.kv_dtype,
         "kv_policy": str(manifest.policy),
         "page_size": manifest.page_size,

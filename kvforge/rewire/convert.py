@@ -161,9 +161,11 @@ def _rewired(source: Source, options: RewireOptions, cut: int) -> ModelConfig:
     """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
     early_exit = options.early_exit
     try:
-        return dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+        config = dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+        config.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{source.checkpoint.path}: {error}") from None
+    return config
 
 
 def _measure(

@@ -71,14 +71,14 @@ class CacheShape:
 def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
     """Return what ``max_num_seqs`` sequences of up to ``max_seq_len`` tokens take of an engine's cache."""
     policy, page_size = manifest.policy, manifest.page_size
-    pools = policy.state_pools(manifest.owner_cache)
+    pools = manifest.cache_layout.state_pools
     in_pages = [pool for pool in pools if pool.rows == "pages"]
     element = manifest.owner_cache.element_bytes
     # All prompt, or all generated: whichever needs more.
     longest = max(policy.max_cached(max_seq_len, max_seq_len), policy.max_cached(1, max_seq_len))
 
     def num_bytes(some: Iterable[StatePool], on_host: bool) -> int:
-        return manifest.num_owners * sum(_row_bytes(pool, element) for pool in some if pool.on_host == on_host)
+        return manifest.model.num_owners * sum(_row_bytes(pool, element) for pool in some if pool.on_host == on_host)
 
     return CacheShape(
         max_num_seqs,

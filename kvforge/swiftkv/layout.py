@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
-from model_defs.rope import RopeConfig, apply_rope, rope_cos_sin
+from model_defs.rope import apply_rope, inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RopeConfig
 from model_defs.rotary_rows import amplitudes, head_order
 
 
@@ -80,7 +81,7 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
 def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:
     device = positions.device
     amplitude, order = amplitudes(rope, head_dim).to(device), head_order(rope, head_dim)
-    cos, sin = (amplitude * x for x in rope_cos_sin(positions, rope.inverse_frequencies(head_dim).to(device)))
+    cos, sin = (amplitude * x for x in rope_cos_sin(positions, inverse_frequencies(rope, head_dim).to(device)))
     return Rotation(cos, sin, None if order is None else order.to(device))
 
 

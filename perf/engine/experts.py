@@ -119,9 +119,9 @@ def measure(args: argparse.Namespace) -> Report:
         counter = Counter(folder, config, weight_dtype)
         for row, sequences in measured:
             experts = distinct_experts(counter, sequences, args.input_tokens)
-            dense, whole = (step_weight_bytes(manifest, manifest.weight_dtype, tokens) for tokens in (0, None))
+            dense, whole = (step_weight_bytes(manifest.model, manifest.weight_dtype, tokens) for tokens in (0, None))
             num_bytes = dense + (whole - dense) * experts / MODEL["num_experts"]
-            num_bytes += row["batch"] * kv_read_bytes(manifest, manifest.kv_dtype, middle)
+            num_bytes += row["batch"] * kv_read_bytes(manifest.model, manifest.kv_dtype, middle)
             floor = num_bytes / row["read_bytes_per_s"]
             rows.append({"weight_dtype": manifest.weight_dtype, **row, "experts": experts, "floor_s": floor})
     return begin_report("perf.engine.experts") | {"input_tokens": args.input_tokens, "rows": rows}

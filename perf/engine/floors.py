@@ -15,11 +15,10 @@ from torch import Tensor
 from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import QUANTIZED_WEIGHT_BYTES
 from kvforge.costs.flops import full_token, full_token_below, skipped_token
-from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.manifest import Manifest
-from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime.sessions.huge_pages import huge_page_memory
+from model_defs import ModelConfig
 from perf.harness.command import make_parser
 from perf.harness.rates import best_seconds, gemm_rate
 from perf.peers.phases import PhaseTimes
@@ -77,19 +76,19 @@ def decode_work(manifest: Manifest, times: PhaseTimes) -> Work:
     """Return the work of the steps of ``times`` without prompt tokens. Of a mixture of experts, a step reads those that
     as many tokens as its steps have on average go to, if they go to each as often."""
     per_step = round(times.decode_rows / max(times.decode_steps, 1))
-    weight_bytes = step_weight_bytes(manifest, manifest.weight_dtype, per_step)
+    weight_bytes = step_weight_bytes(manifest.model, manifest.weight_dtype, per_step)
     num_bytes = times.decode_steps * weight_bytes + times.decode_context * manifest.kv_bytes_per_token
     flops = _decode_flops(_shape(manifest), times.decode_rows, times.decode_context)
     return Work(*flops, num_bytes, manifest.weight_dtype)
 
 
-def _shape(manifest: Manifest) -> ModelShape:
-    if any(manifest.layer_windows):
+def _shape(manifest: Manifest) -> ModelConfig:
+    if any(manifest.model.layer_windows):
         raise KvforgeError("floors are for models without sliding windows; measure another model.")
-    return shape_of_manifest(manifest)
+    return manifest.model
 
 
-def _decode_flops(shape: ModelShape, rows: int, context: int) -> tuple[float, float]:
+def _decode_flops(shape: ModelConfig, rows: int, context: int) -> tuple[float, float]:
     """FLOPs (linear, attention) of ``rows`` tokens through all layers that attend ``context`` keys in sum."""
     return rows * full_token(shape, 0).total, context * full_token(shape, 1).attention
 

@@ -49,7 +49,7 @@ def measure_batch(engine: LLMEngine, batch: int, args: argparse.Namespace) -> di
     running.finish()
     manifest, read = engine.manifest, max(before.read, measure_rates(size=64).read)
     context = args.input_tokens + args.output_tokens / 2
-    num_bytes = step_weight_bytes(manifest, manifest.weight_dtype, batch)
+    num_bytes = step_weight_bytes(manifest.model, manifest.weight_dtype, batch)
     num_bytes += batch * context * manifest.kv_bytes_per_token
     step_s = statistics.median(steps[1:-1])
     return {"batch": batch, "first_s": first_s, "step_s": step_s, "floor_s": num_bytes / read}
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> Report:
             engine = LLMEngine(engine_dir, enable_prefix_cache=False)
             manifest, num_pages = engine.manifest, 8
             allocated = device_bytes(manifest, allocate_pools(manifest, num_pages))
-            kept = {"token_bytes": allocated / num_pages / manifest.page_size, "owners": manifest.num_owners}
+            kept = {"token_bytes": allocated / num_pages / manifest.page_size, "owners": manifest.model.num_owners}
             for batch in args.batch:
                 row = measure_batch(engine, batch, args)
                 rows.append({"weights": manifest.weight_dtype, "model": name, **kept, **row})

@@ -66,7 +66,7 @@ def measure_row(path: Path, row: str, pool_mib: int, load: Load) -> dict[str, An
     line: dict[str, Any] = {"row": row, "pool_mib": pool_mib}
     manifest = load_manifest(path)
     per_sequence = -(-(load.input_tokens + load.output_tokens - 1) // manifest.page_size)
-    factor = manifest.num_layers if row == MERGED else 1
+    factor = manifest.model.num_layers if row == MERGED else 1
     pages = num_pages((pool_mib << 20) // manifest.page_bytes, per_sequence, factor, load)
     line["sequences_that_fit"] = pages // per_sequence
     if pages < per_sequence:

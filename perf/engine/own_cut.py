@@ -27,7 +27,6 @@ from kvforge.common.number_formats import QUANTIZED_WEIGHT_BYTES
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.costs.flops import prompt_flops
-from kvforge.planning.shape import shape_of_config
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from model_defs import ModelConfig, load_config
@@ -108,7 +107,7 @@ def measure(args: argparse.Namespace) -> Report:
     best = best_rates(before, measure_rates())
     rate = best.int8_gemm if args.weight_dtype in QUANTIZED_WEIGHT_BYTES else best.bf16_gemm
     config = load_config(hf)
-    flops = {SKIPPING: shape_of_config(config), ALL_LAYERS: shape_of_config(without_cut(config))}
+    flops = {SKIPPING: config, ALL_LAYERS: without_cut(config)}
     return begin_report("perf.engine.own_cut") | {
         "input_tokens": args.input_tokens,
         "weight_dtype": args.weight_dtype,

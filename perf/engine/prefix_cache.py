@@ -71,9 +71,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name, of_variant in runs.items()
     }
     ratios = [b / a for a, b in zip(rows["with"]["runs_total_s"], rows["without"]["runs_total_s"], strict=True)]
+    model = manifest.model
     return {
         **begin_dated_report("perf.engine.prefix_cache"),
-        "model": f"{manifest.num_parameters / 1e6:.0f}M parameters, cut {manifest.cut} of {manifest.num_layers}",
+        "model": f"{manifest.num_parameters / 1e6:.0f}M parameters, cut {model.cut} of {model.num_layers}",
         "workload": {name: getattr(args, name) for name in ("requests", "prefix", "suffix", "output_tokens")},
         "rows": rows,
         "speedup": statistics.median(ratios),

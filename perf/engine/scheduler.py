@@ -35,6 +35,7 @@ from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session, load_session
+from model_defs import ModelConfig, RopeConfig
 from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.tables import Column, text_table
 from perf.harness.timed_session import TimedSession
@@ -56,15 +57,17 @@ class InstantSession(Session):
     """Graphs that return what was made before."""
 
     def __init__(self, num_seqs: int) -> None:
+        model = ModelConfig(
+            model_type="llama", vocab_size=VOCAB_SIZE, hidden_size=1024, intermediate_size=2816, num_layers=16,
+            num_heads=16, num_kv_heads=4, head_dim=64, rms_norm_eps=1e-6, max_position=MAX_SEQ_LEN, rope=RopeConfig(),
+            layer_windows=(0,) * 16, cut=8, bos_token_id=1, eos_token_ids=(2,),
+        )  # fmt: skip
         self.manifest = Manifest(
             schema_version=SCHEMA_VERSION, kvforge_version="", target="cpu", isa=(), torch_version="",
-            dtype="bfloat16", kv_dtype="bfloat16", kv_scales=(), model_type="llama", num_layers=16,
-            hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=4, head_dim=64,
-            vocab_size=VOCAB_SIZE, max_position=MAX_SEQ_LEN, layer_windows=(0,) * 16, cut=8,
-            owner_of_layer=tuple(range(16)), early_exit=False, page_size=PAGE_SIZE, max_num_seqs=num_seqs,
-            max_num_tokens=MAX_NUM_TOKENS, max_seq_len=MAX_SEQ_LEN, max_draft_len=0, bos_token_id=1,
-            eos_token_ids=(2,), num_parameters=213_000_000, weight_dtype="bfloat16", weights_file_bytes=0,
-            checkpoint_sha256="", operators={}, files={},
+            dtype="bfloat16", kv_dtype="bfloat16", kv_scales=(), model=model, page_size=PAGE_SIZE,
+            max_num_seqs=num_seqs, max_num_tokens=MAX_NUM_TOKENS, max_seq_len=MAX_SEQ_LEN, max_draft_len=0,
+            num_parameters=213_000_000, weight_dtype="bfloat16", weights_file_bytes=0, checkpoint_sha256="",
+            operators={}, files={},
         )  # fmt: skip
         self._hidden = torch.zeros(MAX_NUM_TOKENS, 1)
         self._logits = 4 * torch.randn(num_seqs, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))

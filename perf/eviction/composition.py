@@ -83,7 +83,7 @@ def measure_speed(parts: Parts, args: argparse.Namespace) -> dict[str, Any]:
     serve_group(engine, prompts[:1, :64], 2)
     return {
         "bytes_per_token": manifest.kv_bytes_per_token,
-        "sequence_bytes": manifest.num_owners * manifest.policy.device_bytes(manifest.owner_cache, *lengths),
+        "sequence_bytes": manifest.model.num_owners * manifest.policy.device_bytes(manifest.owner_cache, *lengths),
         "planned": fits,
         **serve(engine, prompts, args.output_tokens, args.requests),
     }

@@ -34,7 +34,7 @@ POLICIES = ("full", "quest:budget={}", "snapkv:budget={}", "adakv:budget={}")
 
 def step_bytes(manifest: Manifest, context: int, num_generated: int) -> int:
     """Return the bytes that a sequence's decode step reads of the cache."""
-    return manifest.num_owners * manifest.policy.device_bytes_read(manifest.owner_cache, context, num_generated)
+    return manifest.model.num_owners * manifest.policy.device_bytes_read(manifest.owner_cache, context, num_generated)
 
 
 def measure_cell(engine: LLMEngine, context: int, batch: int, num_tokens: int) -> dict[str, Any]:

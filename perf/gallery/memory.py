@@ -5,9 +5,10 @@ from pathlib import Path
 
 from kvforge.common.figures import new_figure, save_figure
 from kvforge.costs.cache import owner_cache
-from kvforge.costs.shape import ModelShape
 from kvforge.kv_policies import Full, of_cache, parse
+from kvforge.planning.cuts import with_cut, without_cut
 from kvforge.planning.presets import PRESETS
+from model_defs import ModelConfig
 from perf.gallery.figure import Figure, Report
 
 MODEL, CUT, PAGE_SIZE = "llama-3.1-8b", 16, 64
@@ -25,9 +26,9 @@ class Mechanism:
     kv_dtype: str = "bfloat16"
     policy: str = Full.name
 
-    def num_bytes(self, model: ModelShape, tokens: int) -> tuple[int, int]:
+    def num_bytes(self, model: ModelConfig, tokens: int) -> tuple[int, int]:
         """Return what a computed prompt of ``tokens`` keeps on the device, and in host memory."""
-        shape = model.with_cut(CUT, self.group_size) if self.cut else model.without_cut()
+        shape = with_cut(model, CUT, self.group_size) if self.cut else without_cut(model)
         policy, cache = of_cache(parse(self.policy), self.kv_dtype), owner_cache(shape, self.kv_dtype, PAGE_SIZE)
         sizes = policy.device_bytes(cache, tokens), policy.host_bytes(cache, tokens)
         return shape.num_owners * sizes[0], shape.num_owners * sizes[1]
@@ -48,7 +49,7 @@ MECHANISMS = (
 
 def make() -> Report:
     """Return the bytes of every mechanism at every length, and how many times smaller the longest one is than full."""
-    model = PRESETS[MODEL].shape
+    model = PRESETS[MODEL].model
     sizes = {mechanism.name: [mechanism.num_bytes(model, tokens) for tokens in LENGTHS] for mechanism in MECHANISMS}
     full, _ = sizes[MECHANISMS[0].name][-1]
     return {

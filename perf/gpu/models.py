@@ -15,6 +15,7 @@ from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
+from kvforge.costs.weights import num_parameters
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest
 from kvforge.runtime.sessions.aot_package import load_graph, private_tmpdir
@@ -22,7 +23,7 @@ from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from kvforge.version import __version__
 from model_defs import ModelConfig, load_config
-from model_defs.rope import rope_tables
+from model_defs.rope import inverse_frequencies, rope_tables
 from model_defs.weights import weight_specs
 from perf.gpu.queue.sources import GRAPHS, digest_of
 from perf.harness.random_checkpoint import LLAMA_8B, with_cut
@@ -76,11 +77,6 @@ def model_config(shape: dict[str, Any], variant: Variant) -> ModelConfig:
     return load_config(with_cut(shape, cut, variant.group_size))
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """Return the parameters of a model's engine."""
-    return sum(spec.num_parameters for spec in weight_specs(config))
-
-
 def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, target: str) -> ResolvedOptions:
     """Return the build options of a variant: bf16 weights, the variant's cache."""
     cache = {"kv_dtype": variant.kv_dtype, "kv_policy": variant.kv_policy}
@@ -107,7 +103,7 @@ def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0)
     device, packed where the graphs' are, and the tables of positions that ShadowKV's have."""
     device = "cuda" if options.target == "cuda" else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
-    weights = {FREQUENCIES: config.rope.inverse_frequencies(config.head_dim).to(device)}
+    weights = {FREQUENCIES: inverse_frequencies(config.rope, config.head_dim).to(device)}
     if isinstance(options.policy, ShadowKV):
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         weights |= {name: table.to(device) for name, table in zip(ROPE_TABLES, tables, strict=True)}

@@ -38,7 +38,7 @@ from plugins.errors import PluginError
 from plugins.paged_attention import cuda as kernels
 from plugins.paged_attention.cuda import AttentionShape, combine_spec, partial_spec
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
-from plugins.triton_cache import CacheLayout
+from plugins.triton_cache import PoolLayout
 from plugins.triton_kernel import KernelSpec, run_kernel
 from plugins.triton_ptx import compile_ptx
 
@@ -58,7 +58,7 @@ TINY_CASES = {
 
 def shape_of(dtype: str) -> AttentionShape:
     """Return what the kernels know of a case's cache at compile time."""
-    cache = CacheLayout(DTYPES[dtype], PAGE_SIZE, KV_HEADS, HEAD_DIM, dynamic=dtype != "bf16")
+    cache = PoolLayout(DTYPES[dtype], PAGE_SIZE, KV_HEADS, HEAD_DIM, dynamic=dtype != "bf16")
     return AttentionShape(cache, torch.bfloat16, HEADS, HEAD_DIM**-0.5)
 
 

@@ -11,12 +11,12 @@ continues. Writes OUTPUT.json, .md and .png.
 import sys
 from dataclasses import dataclass, replace
 
-from kvforge.training.config import TINY_STUDENT
 from perf.gpu.machine import device_name
 from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.quality.ablations_report import compared, markdown, plot
 from perf.quality.swiftkv_students import CURVE_DOCUMENTS, NUM_STEPS, curve_of, make_students
 from perf.quality.swiftkv_variants import ACROSS, HALF, SHARING, Variant
+from perf.training.config import TINY_STUDENT
 
 
 @dataclass(frozen=True)

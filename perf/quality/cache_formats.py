@@ -22,9 +22,6 @@ from tqdm import tqdm
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.evaluation.bootstrap import bootstrap_interval
-from kvforge.training.config import TINY_STUDENT
-from kvforge.training.documents import make_batch
-from kvforge.training.tokenizer import FastEncoder
 from model_defs import ModelConfig
 from model_defs.reference import Attend, attend, reference_logits
 from model_defs.rope import apply_rope, rope_tables
@@ -34,6 +31,9 @@ from perf.harness.files import merge_rows, read_json
 from perf.quality.cache_codecs import Codec
 from perf.quality.cache_formats_report import LLAMA_DIM, LLAMA_HEADS, LLAMA_OWNERS, markdown, plot
 from perf.quality.cache_table import FORMATS, CacheFormat
+from perf.training.config import TINY_STUDENT
+from perf.training.documents import make_batch
+from perf.training.tokenizer import FastEncoder
 
 MODELS = {"no cut": TEACHER_DIR, "cut, 2-way": STUDENT_DIR}
 CALIBRATION_DOCUMENTS = 8

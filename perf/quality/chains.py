@@ -21,9 +21,6 @@ from tqdm import tqdm
 from kvforge.checkpoint import open_checkpoint
 from kvforge.common.errors import KvforgeError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
-from kvforge.training.config import CHAINS_DOCUMENTS, TINY_STUDENT
-from kvforge.training.documents import TASK_NAMES, Batch, make_batch
-from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.gpu.machine import device_name
 from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
@@ -31,6 +28,9 @@ from perf.harness.engines import ASSETS
 from perf.quality.chains_report import markdown, plot
 from perf.quality.swiftkv_students import NUM_STEPS, Subject, curve_of, make_students, student_of
 from perf.quality.swiftkv_variants import TEACHER, Variant
+from perf.training.config import CHAINS_DOCUMENTS, TINY_STUDENT
+from perf.training.documents import TASK_NAMES, Batch, make_batch
+from perf.training.tokenizer import FastEncoder
 
 CHAINS = Subject(ASSETS / "tiny-chains", CHAINS_DOCUMENTS)
 DISTILLED = tuple(Variant(f"cut {cut}", cut) for cut in (6, 5, 4, 3, 2))
@@ -87,7 +87,7 @@ def check_teacher(subject: Subject = CHAINS) -> None:
     """Raise KvforgeError where the teacher was not made."""
     if not (subject.teacher / "model.safetensors").is_file():
         raise KvforgeError(
-            f"{subject.teacher} has no model.safetensors; train it with python -m kvforge.training.tiny chains, "
+            f"{subject.teacher} has no model.safetensors; train it with python -m perf.training.tiny chains, "
             "or restore the published one as model_defs/assets/README.md says."
         )
 

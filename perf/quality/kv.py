@@ -19,14 +19,14 @@ from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.manifest import load_manifest
 from kvforge.quantize import quantize_checkpoint
-from kvforge.training.config import TINY_STUDENT
-from kvforge.training.student import make_student
-from kvforge.training.tokenizer import FastEncoder
 from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
 from perf.quality.answers import Questions
 from perf.quality.kv_report import write_report
 from perf.quality.scores import Cell, quality_parser
+from perf.training.config import TINY_STUDENT
+from perf.training.student import make_student
+from perf.training.tokenizer import FastEncoder
 
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.training.config import TINY_STUDENT
 from perf.harness.command import positive, run_main
 from perf.harness.engines import TEACHER_DIR
 from perf.quality.answers import Questions
@@ -41,6 +40,7 @@ from perf.quality.kv_prediction_models import (
 )
 from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import correct_of, quality_parser
+from perf.training.config import TINY_STUDENT
 
 NUM_STEPS, NUM_TIMED, NUM_ROUNDS = 200, 20, 5
 OWN = (0, 1, 2, 3, 3, 3, 3, 3)

@@ -8,19 +8,18 @@ import numpy as np
 
 from kvforge.common.exact_intervals import ExactTokens, Intervals
 from kvforge.costs.flops import full_token, full_token_below, prompt_flops
-from kvforge.costs.shape import ModelShape
 from kvforge.manifest import load_manifest
-from kvforge.planning.shape import prefill_flops_per_token, shape_of_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
+from model_defs import ModelConfig
 
 
 def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
     """Return the FLOPs of a prompt and its first token."""
     manifest = load_manifest(engine)
-    shape = shape_of_manifest(manifest)
+    shape = manifest.model
     if not manifest.predicts or exact is None:
         return prompt_flops(shape, num_tokens)
-    predicted = prefill_flops_per_token(manifest, num_tokens) * num_tokens
+    predicted = manifest.prefill_flops_per_token(num_tokens) * num_tokens
     return predicted + _computed(shape, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
 
 
@@ -29,7 +28,7 @@ def _any_importance(num_tokens: int) -> list[float]:
     return [-abs(index - num_tokens / 2) for index in range(num_tokens)]
 
 
-def _computed(shape: ModelShape, intervals: Intervals, num_tokens: int) -> float:
+def _computed(shape: ModelConfig, intervals: Intervals, num_tokens: int) -> float:
     head = full_token(shape, num_tokens).vocabulary
     return head + sum(full_token_below(shape, (start + end + 1) / 2).total * (end - start) for start, end in intervals)
 

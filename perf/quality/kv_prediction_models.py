@@ -13,16 +13,16 @@ from kvforge.distill.packing import DataSettings
 from kvforge.prediction.config import PredictConfig
 from kvforge.prediction.run import FitOptions, train_predictor
 from kvforge.prediction.truncate import truncate
-from kvforge.training.config import TINY_HF_CONFIG, TINY_STUDENT, Stage, TeacherConfig
-from kvforge.training.export import export_checkpoint
-from kvforge.training.student_data import write_samples
-from kvforge.training.teacher import train_teacher
-from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
 from perf.harness.processes import make_all
 from perf.quality.swiftkv_students import rewired_of
 from perf.quality.swiftkv_variants import Variant
+from perf.training.config import TINY_HF_CONFIG, TINY_STUDENT, Stage, TeacherConfig
+from perf.training.export import export_checkpoint
+from perf.training.student_data import write_samples
+from perf.training.teacher import train_teacher
+from perf.training.tokenizer import FastEncoder
 
 MAX_SEQ_LEN = 640
 NUM_LAYERS = 4

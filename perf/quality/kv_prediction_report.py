@@ -6,12 +6,12 @@ from statistics import mean
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
-from kvforge.training.config import TINY_STUDENT
 from perf.harness.command import begin_report
 from perf.harness.tables import markdown_table
 from perf.quality.ablations_report import interval_of_mean
 from perf.quality.kv_prediction_maps import BIN, NUM_DOCUMENTS
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread
+from perf.training.config import TINY_STUDENT
 
 TEACHER, STUDENT = "teacher", TINY_STUDENT.distill
 

@@ -23,7 +23,6 @@ from tqdm import tqdm
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
 from kvforge.tokenization.files import tokens_before_text
-from kvforge.training.config import EOS_ID, TINY_STUDENT
 from perf.harness.command import begin_report, run_main
 from perf.harness.engines import TEACHER_DIR
 from perf.harness.files import write_report
@@ -34,6 +33,7 @@ from perf.quality.minicache_rows import ROWS, Row, bytes_per_token
 from perf.quality.scores import Cell, correct_of, quality_parser
 from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents, student_of
 from perf.quality.swiftkv_variants import Variant
+from perf.training.config import EOS_ID, TINY_STUDENT
 
 NUM_DOCUMENTS, NUM_PROMPT = 32, 256
 """Documents that are scored, and the tokens of each that are its prompt."""

@@ -18,7 +18,6 @@ from kvforge.compiler import BuildOptions
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.runtime.llm import LLM
-from kvforge.training.config import TINY_STUDENT
 from perf.gpu.machine import device_name
 from perf.harness.command import run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine
@@ -27,6 +26,7 @@ from perf.quality.scores import quality_parser
 from perf.quality.swiftkv_report import write_report
 from perf.quality.swiftkv_students import NUM_STEPS, curve_of, held_out_documents, make_students, student_of
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant, variants_of
+from perf.training.config import TINY_STUDENT
 
 NUM_DOCUMENTS = 48
 MAX_SEQ_LEN = 640

@@ -16,13 +16,13 @@ from kvforge.distill.export import export_checkpoint
 from kvforge.distill.packing import DataSettings
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
-from kvforge.training.config import TINY_STUDENT, Stage
-from kvforge.training.student_data import documents, write_samples
-from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.harness.engines import TEACHER_DIR
 from perf.harness.processes import make_all
 from perf.quality.swiftkv_variants import RECIPES, Variant
+from perf.training.config import TINY_STUDENT, Stage
+from perf.training.student_data import documents, write_samples
+from perf.training.tokenizer import FastEncoder
 
 CURVE_EVERY, CURVE_DOCUMENTS = 10, 8
 NUM_STEPS = 50

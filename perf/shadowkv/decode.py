@@ -15,13 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvforge.common.dtypes import torch_specs
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import CACHED
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
 from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
-from kvforge.runtime.sessions.pools import Pools, pool_specs, state_specs
+from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 
@@ -55,13 +56,13 @@ def traffic(manifest: Manifest, load: Load, hit_rate: float) -> Traffic:
     if isinstance(policy, ShadowKV):
         tokens = policy.num_selected(load.context) * policy.chunk_size if policy.is_factored(load.context) else 0
         device -= hit_rate * tokens * cache.num_kv_heads * policy.rank * cache.element_bytes
-    number = manifest.num_layers * load.batch
+    number = manifest.model.num_layers * load.batch
     return Traffic(number * device, number * (1 - hit_rate) * host)
 
 
 def kept(manifest: Manifest, load: Load) -> tuple[int, int]:
     """Return the bytes (device, host) of the caches of a load, by the policy's formula."""
-    cache, policy, number = manifest.owner_cache, manifest.policy, manifest.num_owners * load.batch
+    cache, policy, number = manifest.owner_cache, manifest.policy, manifest.model.num_owners * load.batch
     return (
         number * policy.device_bytes(cache, load.context, 1),
         number * policy.host_bytes(cache, load.context, 1),
@@ -144,9 +145,10 @@ class SyntheticDecode:
 def shared_value_pools(manifest: Manifest, pages: int, shadow_pages: int, slots: int) -> Pools:
     """Return pools as ``allocate_pools`` does, but with one host_v for all owners."""
     device = "cuda" if manifest.target == "cuda" else "cpu"
-    *more, values = state_specs(manifest, shadow_pages, slots)
-    specs = pool_specs(manifest, pages) + more
-    views = allocate_together(specs * manifest.num_owners, device)
+    layout, owner = manifest.cache_layout, manifest.model.owners[0]
+    *more, values = torch_specs(layout.state({"pages": shadow_pages, "sequences": slots, "cache": pages}))
+    specs = torch_specs(layout.written(pages, owner)) + more
+    views = allocate_together(specs * manifest.model.num_owners, device)
     host = place_together([values], partial(mapped_host_memory, device=device))[0]
     return [(*views[i : i + len(specs)], host) for i in range(0, len(views), len(specs))]
 

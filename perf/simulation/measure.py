@@ -66,7 +66,7 @@ class _Recorder:
         self._runner.change(plan)
 
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
-        self.work = step_work(plan, self._manifest.num_layers, self._manifest.cut)
+        self.work = step_work(plan, self._manifest.model.num_layers, self._manifest.model.cut)
         return self._runner.run(plan, slots)
 
 
@@ -79,7 +79,7 @@ class StepMeter:
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        if any(engine.manifest.layer_windows):
+        if any(engine.manifest.model.layer_windows):
             raise KvforgeError("the step costs of models with sliding windows are not modelled; fit another engine.")
         self.engine = engine
         self._null: Any = _NullRunner(engine.config.vocab_size)
@@ -203,7 +203,7 @@ def fit_engine(engine: LLMEngine, seed: int = 0) -> tuple[CostModel, dict[str, A
     known = [samples[i] for i in range(len(training))]
     prices = fit_prices([sample.work for sample in known], [sample.seconds for sample in known])
     manifest = engine.manifest
-    model = CostModel(manifest.num_layers, manifest.cut, manifest.page_size, manifest.page_bytes, prices)
+    model = CostModel(manifest.model.num_layers, manifest.model.cut, manifest.page_size, manifest.page_bytes, prices)
     new = [samples[i] for i in range(len(training), len(samples))]
     return model, {
         "num_steps": len(known),

@@ -173,9 +173,10 @@ def draft_model(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[
 
 def describe(manifest: Manifest) -> str:
     """Return what an engine is, in a few words."""
-    cut = "no cut" if manifest.cut == manifest.num_layers else f"cut {manifest.cut}"
+    model = manifest.model
+    cut = f"cut {model.cut}" if model.has_cut else "no cut"
     parameters = f"{manifest.num_parameters / 1e6:.1f}M parameters"
-    return f"{parameters}, {manifest.num_layers} layers, {cut}, {manifest.num_owners} owners of K,V, {manifest.dtype}"
+    return f"{parameters}, {model.num_layers} layers, {cut}, {model.num_owners} owners of K,V, {manifest.dtype}"
 
 
 def merge(cells: list[dict[str, Any]], new: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from plugins.attention_mass.cuda_kernels import attention_mass_add_kernel, atten
 from plugins.attention_mass.reference import SUM_AND_SQUARES
 from plugins.errors import PluginError
 from plugins.kv_quantization import LARGEST
-from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
+from plugins.triton_cache import PoolLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, ceil_div, run_kernel
 from plugins.triton_search import num_tiles
 
@@ -36,7 +36,7 @@ class MassShape:
     Raises PluginError for heads that are no multiple of the KV heads, and for a dtype of q without a kernel.
     """
 
-    cache: CacheLayout
+    cache: PoolLayout
     q_dtype: torch.dtype
     heads: int
     scale: float

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plugins.errors import PluginError
 from plugins.evict_slots.cuda_kernels import evict_slots_choose_kernel, evict_slots_move_kernel
-from plugins.triton_cache import CacheLayout, layout_of
+from plugins.triton_cache import PoolLayout, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, ceil_div, run_kernel
 
 _BLOCK = 512
@@ -36,7 +36,7 @@ def choose_spec(page_size: int, kv_heads: int, block: int = _BLOCK) -> KernelSpe
     )
 
 
-def move_spec(cache: CacheLayout, mass: bool, squares: bool, tile: int = _TILE) -> KernelSpec:
+def move_spec(cache: PoolLayout, mass: bool, squares: bool, tile: int = _TILE) -> KernelSpec:
     """The kernel that moves; e4m3 moves as int8, so that any GPU can."""
     dtype = torch.int8 if cache.dtype.itemsize == 1 else cache.dtype
     given = {"k_scales": cache.dynamic, "v_scales": cache.dynamic, "mass": mass, "squares": squares}

@@ -17,7 +17,7 @@ from plugins.kv_rotation import rotate_blocks
 from plugins.paged_attention.cuda_combine import paged_attention_combine_kernel
 from plugins.paged_attention.cuda_partial import paged_attention_partial_kernel
 from plugins.paged_attention.cuda_tuning import Tuning, default_tuning
-from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
+from plugins.triton_cache import PoolLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_search import num_tiles
 
@@ -32,7 +32,7 @@ class AttentionShape:
     Raises PluginError for heads that are no multiple of the KV heads, and for a dtype of q without a kernel.
     """
 
-    cache: CacheLayout
+    cache: PoolLayout
     q_dtype: torch.dtype
     heads: int
     scale: float

@@ -7,7 +7,7 @@ from typing import Any
 
 from plugins.paged_attention.cuda import AttentionShape, combine_spec, launch, layout_of, partial_spec
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
-from plugins.triton_cache import CacheLayout
+from plugins.triton_cache import PoolLayout
 from plugins.triton_kernel import KernelSpec
 from plugins.triton_specs import BF16, INT8, caches_with_int4, query_dtype
 
@@ -30,7 +30,7 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
             yield partial_spec(windowed, tuning)
             yield combine_spec(windowed, tuning)
     for group, kv_heads, head_dim in HEADS if full else ():
-        for cache in (CacheLayout(BF16, 64, kv_heads, head_dim), CacheLayout(INT8, 64, kv_heads, head_dim, True)):
+        for cache in (PoolLayout(BF16, 64, kv_heads, head_dim), PoolLayout(INT8, 64, kv_heads, head_dim, True)):
             shape = AttentionShape(cache, BF16, group * kv_heads, 0.1)
             yield partial_spec(shape, shape.tuning(capability))
             yield combine_spec(shape, shape.tuning(capability))

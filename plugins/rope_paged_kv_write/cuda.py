@@ -11,7 +11,7 @@ from torch import Tensor
 from plugins.kv_quantization import INT4
 from plugins.kv_rotation import rotate_blocks
 from plugins.rope_paged_kv_write.reference import at_positions
-from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
+from plugins.triton_cache import PoolLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_rounding import quantize, row_scale
 
@@ -117,7 +117,7 @@ def rope_paged_kv_write_kernel(
     _store(v_pool, v_first, v_second, v_scale, offset, mask, HALF, LARGEST)
 
 
-def kernel_spec(cache: CacheLayout, dtype: torch.dtype, k_stride: int = 0, v_stride: int = 0) -> KernelSpec:
+def kernel_spec(cache: PoolLayout, dtype: torch.dtype, k_stride: int = 0, v_stride: int = 0) -> KernelSpec:
     """The kernel for K and V of `dtype`; strides are elements from token to token (default: contiguous)."""
     width = cache.kv_heads * cache.head_dim
     pools = [("k_pool", cache.dtype), ("v_pool", cache.dtype)]

@@ -14,7 +14,6 @@ from kvforge.cli import main
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.manifest import load_manifest
-from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
 from kvforge.serving.client import StreamingClient
@@ -81,6 +80,6 @@ def test_inspect_shows_the_auxiliary_model(engine: Path, capsys: pytest.CaptureF
     shown = json.loads(capsys.readouterr().out)
     num_pages = manifest.max_seq_len // manifest.page_size
     assert shown["sequence_device_bytes"] == shown["sequence_full_bytes"] == num_pages * manifest.page_bytes
-    assert shown["prefill_flops_per_token_at_1024"] < prefill_flops_per_token(
-        dataclasses.replace(manifest, auxiliary_model={}), 1024
-    )
+    assert shown["prefill_flops_per_token_at_1024"] < dataclasses.replace(
+        manifest, auxiliary_model=None
+    ).prefill_flops_per_token(1024)

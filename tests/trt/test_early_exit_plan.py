@@ -1,7 +1,5 @@
 """The graph ``early_exit`` on TensorRT: its profiles, and the session around a plan that records what it is given."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -54,7 +52,7 @@ def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
 
     steps = {"lower": LowerStep._fields[:-1], "upper": UpperStep._fields[:-1], "verify": VerifyStep._fields}
     assert {name: tuple(INPUTS[name]) for name in steps} == steps  # a plan gets a step's tensors in this order
-    manifest = dataclasses.replace(fake_manifest(), early_exit=True, dtype="bfloat16", vocab_size=7)
+    manifest = fake_manifest(early_exit=True, dtype="bfloat16", vocab_size=7)
     fake_current_stream(monkeypatch)
     stream = FakeStream()
     others, cpu = {"lower": RecordingPlan(), "upper": RecordingPlan()}, torch.device("cpu")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kvforge.costs.weights import weight_bytes
-from kvforge.planning.shape import shape_of_config
 from tests.support.tensorrt.claims import POLICIES, Claim, claim_with, claimed_values, claims, is_claimed, values
 from tests.support.tensorrt.rtx import built_by_rtx
 
@@ -100,7 +99,7 @@ def test_what_the_builder_says_of_sizes(claim: Claim, built: dict[Claim, dict[st
     reports, config = built[claim]["reports"], claim.config
     table = config.vocab_size * config.hidden_size * claim.options.torch_dtype.itemsize
     twice = table if config.tie_embeddings else 0
-    planned = weight_bytes(shape_of_config(config), claim.dtype) + twice
+    planned = weight_bytes(config, claim.dtype) + twice
     slack = 2**12 * len(reports)  # padding, and what is in two graphs: norms and the frequencies of RoPE
     if claim.kv_policy == SHADOWKV:  # both graphs have cos and sin of every position
         planned, slack = planned + len(reports) * claim.options.max_seq_len * config.head_dim * 4, 2 * slack

@@ -11,6 +11,7 @@ from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.inputs import LowerStep, VerifyStep
 from kvforge.runtime.step.batch import StepBatch
 from tests.support.cuda.fake_stream import FakeStream, fake_current_stream
+from tests.support.sessions.fake import fake_manifest
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
 CPU = torch.device("cpu")
@@ -53,11 +54,10 @@ def make_plan(graph: str, owners: tuple[int, ...], results: dict[str, torch.dtyp
 
 @pytest.fixture
 def manifest() -> Manifest:
-    values = {field: 0 for field in Manifest.__dataclass_fields__} | {"kv_policy": "full", "kv_policy_parameters": {}}
-    values |= {"dtype": "bfloat16", "kv_dtype": "bfloat16", "kv_scales": (), "cut": 2, "owner_of_layer": (0, 1, 2, 2)}
-    values |= {"hidden_size": HIDDEN, "vocab_size": VOCAB, "page_size": 4, "num_kv_heads": 2, "head_dim": 8}
-    values |= {"latent_rank": None, "auxiliary_model": {}}
-    return Manifest(**values | {"max_num_tokens": 64, "max_num_seqs": 4, "max_draft_len": 2, "max_seq_len": 64})
+    return fake_manifest(
+        dtype="bfloat16", kv_dtype="bfloat16", num_layers=4, cut=2, group_size=2, hidden_size=HIDDEN, vocab_size=VOCAB,
+        page_size=4, num_heads=2, num_kv_heads=2, head_dim=8, max_num_seqs=4, max_draft_len=2, max_seq_len=64,
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Target ``vllm``: nothing is compiled; the engine says which checkpoint vLLM runs, with which interpreter, and how."""
 
+import dataclasses
 import math
 import platform
 import shutil
@@ -16,7 +17,7 @@ from kvforge.common.errors import BuildError, KvforgeError
 from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.checkpoint_texts import check_texts
-from kvforge.compiler.hosted_model import general_fields
+from kvforge.compiler.hosted_model import general_model
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
 from kvforge.compiler.targets import Progress
@@ -68,9 +69,10 @@ def write_engine(
             check_cut(config, checkpoint.quantization is not None)
         except ValueError as error:
             raise BuildError(str(error)) from None
-    fields = _fields(checkpoint, config, options)
-    check_texts(checkpoint, fields["vocab_size"])
-    _check_ranks(fields, has_cut, options)
+    hosted = _model(checkpoint, config)
+    resolved = _resolved(checkpoint, hosted, options)
+    check_texts(checkpoint, hosted.vocab_size)
+    _check_ranks(hosted, has_cut, options)
     try:
         interpreter = find_interpreter(options.engine_python)
     except KvforgeError as error:
@@ -97,7 +99,7 @@ def write_engine(
         save_settings(settings, staging)
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         progress("manifest")
-        manifest = _manifest(checkpoint, fields, interpreter, staging)
+        manifest = _manifest(checkpoint, manifest_fields(hosted, resolved), interpreter, staging)
         save_manifest(manifest, staging)
     return manifest
 
@@ -112,36 +114,26 @@ def check_own_options(options: BuildOptions) -> None:
             raise BuildError(f"{flag} is for {Need.OWN_ENGINE.value}, but with target vllm {reason}; {remedy}.")
 
 
-def _fields(checkpoint: Checkpoint, config: ModelConfig | None, options: BuildOptions) -> dict[str, Any]:
-    """The manifest's fields of the model and of the options, of a family of ``model_defs`` or of any other (None)."""
-    dtype = compute_dtype(options, automatic_dtype(checkpoint.dtype(min(checkpoint.file_of_tensor))))
+def _model(checkpoint: Checkpoint, config: ModelConfig | None) -> ModelConfig:
+    """The model as vLLM runs it, of a family of ``model_defs`` or of any other (None): without an early exit."""
     if config is None:
-        fields = general_fields(checkpoint.path, checkpoint.hf_config, checkpoint.generation_config)
-    else:
-        resolved = ResolvedOptions(
-            "vllm",
-            dtype,
-            dtype,
-            options.max_num_seqs,
-            options.max_num_tokens,
-            config.max_position,
-            options.page_size,
-        )
-        fields = manifest_fields(config, resolved) | {"early_exit": False}
-    return fields | {
-        "dtype": dtype,
-        "weight_dtype": dtype,
-        "kv_dtype": dtype,
-        "kv_scales": (),
-        "kv_policy": "full",
-        "kv_policy_parameters": {},
-        "page_size": options.page_size,
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_tokens": options.max_num_tokens,
-        "max_seq_len": longest_sequence(options, fields["max_position"]),
-        "max_draft_len": 0,
-        "decoupled_mode": options.decoupled_mode,
-    }
+        return general_model(checkpoint.path, checkpoint.hf_config, checkpoint.generation_config)
+    return dataclasses.replace(config, early_exit=False)
+
+
+def _resolved(checkpoint: Checkpoint, model: ModelConfig, options: BuildOptions) -> ResolvedOptions:
+    """The options as the manifest has them."""
+    dtype = compute_dtype(options, automatic_dtype(checkpoint.dtype(min(checkpoint.file_of_tensor))))
+    return ResolvedOptions(
+        target="vllm",
+        dtype=dtype,
+        kv_dtype=dtype,
+        max_num_seqs=options.max_num_seqs,
+        max_num_tokens=options.max_num_tokens,
+        max_seq_len=longest_sequence(options, model.max_position),
+        page_size=options.page_size,
+        decoupled_mode=options.decoupled_mode,
+    )
 
 
 def _config_overrides(checkpoint: Checkpoint, model: Checkpoint | None, has_cut: bool) -> dict[str, Any]:
@@ -161,16 +153,15 @@ def _config_overrides(checkpoint: Checkpoint, model: Checkpoint | None, has_cut:
     return overrides
 
 
-def _check_ranks(fields: dict[str, Any], has_cut: bool, options: BuildOptions) -> None:
+def _check_ranks(model: ModelConfig, has_cut: bool, options: BuildOptions) -> None:
     size = options.tensor_parallel_size
-    if fields["num_heads"] % size:
+    if model.num_heads % size:
         raise BuildError(
-            f"--tensor-parallel-size {size} does not divide the {fields['num_heads']} heads of this model; give "
-            "another."
+            f"--tensor-parallel-size {size} does not divide the {model.num_heads} heads of this model; give another."
         )
-    if has_cut and fields["num_kv_heads"] % size:
+    if has_cut and model.num_kv_heads % size:
         raise BuildError(
-            f"--tensor-parallel-size {size} does not divide the {fields['num_kv_heads']} KV heads of this model, which "
+            f"--tensor-parallel-size {size} does not divide the {model.num_kv_heads} KV heads of this model, which "
             "its cut needs; give another."
         )
     if has_cut and options.pipeline_parallel_size > 1:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.pools import Pools, state_pools
+from kvforge.runtime.sessions.pools import Pools
 
 
 class PageMemory:
@@ -33,12 +33,12 @@ class PageMemory:
 
 def _page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:
     """Yield tensors ``[pages, bytes]`` uint8."""
-    policy, more = manifest.policy, state_pools(manifest)
+    policy, more = manifest.policy, manifest.cache_layout.state_pools
     for index, pool in enumerate(pools):
         own = pool[: len(pool) - len(more)]
         if policy.owners_share:
             for tensor in own if index == 0 else ():
-                yield from _as_bytes(tensor).chunk(manifest.num_owners)
+                yield from _as_bytes(tensor).chunk(len(manifest.model.owners))
         elif not policy.seals_pages:
             yield from map(_as_bytes, own)
         for tensor, one in zip(pool[len(own) :], more, strict=True):

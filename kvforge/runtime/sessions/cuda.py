@@ -178,13 +178,12 @@ def activation_bytes(manifest: Manifest) -> int:
     """Return a generous estimate of what one step allocates: per token the residual stream, q, k, v and the MLP's
     inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32; per
     sequence what the KV policy puts into one layer."""
-    q_dim, kv_dim = manifest.num_heads * manifest.head_dim, manifest.num_kv_heads * manifest.head_dim
-    per_token = 8 * (4 * manifest.hidden_size + 2 * q_dim + 4 * kv_dim * manifest.num_owners) + 8 * (
-        3 * manifest.intermediate_size
-    )
-    per_survivor = 2 * manifest.vocab_size * 8 * (2 if manifest.early_exit else 1)
+    model = manifest.model
+    per_token = 8 * (4 * model.hidden_size + 2 * model.num_heads * model.head_dim + 4 * model.kv_dim * model.num_owners)
+    per_token += 8 * 3 * model.intermediate_size
+    per_survivor = 2 * model.vocab_size * 8 * (2 if model.early_exit else 1)
     step = manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
-    inserted = manifest.policy.activation_bytes(manifest.num_heads, manifest.num_kv_heads, manifest.max_seq_len)
+    inserted = manifest.policy.activation_bytes(model.num_heads, model.num_kv_heads, manifest.max_seq_len)
     return step + manifest.max_num_seqs * inserted
 
 

@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtypes
-from kvforge.kv_policies.state import StatePool
+from kvforge.common.dtypes import torch_specs
+from kvforge.costs.cache_layout import CacheLayout
+from kvforge.kv_policies import Full
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
 from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
-from plugins.kv_quantization import stored_dim
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, or rows that are both, then, for dynamic formats, their scales, then the KV
@@ -21,33 +21,6 @@ policy's ``state_pools``. Where pages are sealed, K and V are the exact pages, a
 Pools = list[Pool]
 
 Spec = tuple[tuple[int, ...], torch.dtype]
-
-
-def pool_specs(manifest: Manifest, num_pages: int, owner: int = 0) -> list[Spec]:
-    """Return shape and dtype of each tensor of the pool of layer ``owner`` that a step writes to: K and V elements
-    ``[num_pages, page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32
-    scales ``[num_pages, page_size, kv_heads]``. Latent attention has one of each, ``[num_pages, page_size, 1, width]``.
-    """
-    head_dim = manifest.layer_head_dims[owner] if manifest.layer_head_dims else manifest.head_dim
-    slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
-    dtypes = written_dtypes(manifest.kv_dtype, manifest.dtype)[: manifest.owner_cache.vectors]
-    elements: list[Spec] = [((*slots, stored_dim(head_dim, dtype)), dtype) for dtype in dtypes]
-    return elements + [(slots, torch.float32)] * (len(dtypes) if manifest.kv_format.scales == "dynamic" else 0)
-
-
-def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
-    """Return what an owner's pool has of the engine's KV policy."""
-    return manifest.policy.state_pools(manifest.owner_cache)
-
-
-def state_specs(manifest: Manifest, num_pages: int, num_slots: int, num_cache_pages: int = 0) -> list[Spec]:
-    """Return shape and dtype of each of ``state_pools``, for so many state pages, sequences and pages of the cache."""
-    rows = {"pages": num_pages, "sequences": num_slots, "cache": num_cache_pages}
-    own, _ = written_dtypes(manifest.kv_dtype, manifest.dtype)
-    return [
-        ((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else own)
-        for pool in state_pools(manifest)
-    ]
 
 
 def allocate_pools(
@@ -64,19 +37,20 @@ def allocate_pools(
     Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
     num_slots = manifest.max_num_seqs if num_slots is None else num_slots
-    more = state_pools(manifest)
-    state = state_specs(manifest, num_state_pages, num_slots, num_pages)
+    layout, owners = manifest.cache_layout, manifest.model.owners
+    more = layout.state_pools
+    state = torch_specs(layout.state({"pages": num_state_pages, "sequences": num_slots, "cache": num_pages}))
     num_on_device = len(more) - num_host_pools(manifest)
     exact_pages = manifest.policy.num_exact_pages(num_slots, manifest.max_num_tokens, manifest.page_size)
     num_own, shared = exact_pages if manifest.policy.seals_pages else num_pages, list[Spec]()
-    own = [pool_specs(manifest, num_own, owner) for owner in manifest.owners]
+    own = [torch_specs(layout.written(num_own, owner)) for owner in owners]
     if manifest.policy.owners_share:
-        own, shared = [[] for _ in own], pool_specs(manifest, num_pages * manifest.num_owners)
+        own, shared = [[] for _ in own], torch_specs(layout.written(num_pages * len(owners), owners[0]))
     together = partial(allocate_together, device=device)
     memory = _by_owner([[*specs, *state[:num_on_device]] for specs in own], together, shared)
     if num_on_device < len(more):
         mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
-        host = _by_owner([state[num_on_device:]] * manifest.num_owners, mapped)
+        host = _by_owner([state[num_on_device:]] * len(owners), mapped)
         memory = [(*own, *on_host) for own, on_host in zip(memory, host, strict=True)]
     for pool in memory:
         for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
@@ -85,29 +59,25 @@ def allocate_pools(
     return memory
 
 
-def auxiliary_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
-    """Return shape and dtype of K and V of a layer of the engine's auxiliary model."""
-    sizes = manifest.auxiliary_model
-    shape = (num_pages, manifest.page_size, sizes["num_kv_heads"], sizes["head_dim"])
-    return [(shape, COMPUTE_DTYPES[manifest.dtype])] * 2
-
-
 def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:
     """Return K and V of each layer that is run of the engine's auxiliary model, views of one allocation."""
-    layers = manifest.auxiliary_model["num_layers"]
-    return _by_owner([auxiliary_specs(manifest, num_pages)] * layers, partial(allocate_together, device=device))
+    model = manifest.auxiliary_model
+    assert model is not None
+    layout = CacheLayout(model, manifest.dtype, manifest.dtype, manifest.page_size, Full())
+    specs = [torch_specs(layout.written(num_pages, layer)) for layer in model.owners]
+    return _by_owner(specs, partial(allocate_together, device=device))
 
 
 def num_host_pools(manifest: Manifest) -> int:
     """Return how many of an owner's tensors, the last ones, are in the host's memory."""
-    return sum(pool.on_host for pool in state_pools(manifest))
+    return sum(pool.on_host for pool in manifest.cache_layout.state_pools)
 
 
 def device_bytes(manifest: Manifest, pools: Pools) -> int:
     """Return the bytes of the pools' tensors where attention runs, of one that owners share once."""
     num_bytes = sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
     if manifest.policy.owners_share:
-        num_shared = len(pools[0]) - len(state_pools(manifest))
+        num_shared = len(pools[0]) - len(manifest.cache_layout.state_pools)
         num_bytes -= (len(pools) - 1) * sum(tensor.nbytes for tensor in pools[0][:num_shared])
     return num_bytes
 

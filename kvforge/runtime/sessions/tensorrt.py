@@ -79,8 +79,8 @@ class TensorRTSession(CudaSession):
         """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside a
         step's results, and no more than the engine was built for."""
         manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
-        logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.early_exit else 1)
-        results = 4 * (manifest.max_num_tokens * manifest.hidden_size + logits)
+        logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.model.early_exit else 1)
+        results = 4 * (manifest.max_num_tokens * manifest.model.hidden_size + logits)
         names = [name for name in self._pools_of("lower") if role_of(name) in CACHE_ROLES]
         maximum = min(self._plans["lower"].largest(name, 0) for name in names) * manifest.page_bytes
         return max(0.0, min((free - results) * CACHE_FRACTION, maximum)) / 2**30
@@ -96,7 +96,7 @@ class PlanGraph:
     def __init__(
         self, name: str, plan: Plan, manifest: Manifest, stream: torch.cuda.Stream, device: torch.device
     ) -> None:
-        owners = {"lower": manifest.owners, "upper": manifest.owners[manifest.upper_pools]}.get(name, ())
+        owners = {"lower": manifest.model.owners, "upper": manifest.model.owners[manifest.upper_pools]}.get(name, ())
         state = manifest.policy.state_inputs if name in ("lower", "upper") else ()
         self._name, self._plan, self._manifest = name, plan, manifest
         self._pools = pool_names(owners, manifest.kv_dtype, manifest.policy)
@@ -131,7 +131,7 @@ class PlanGraph:
     def _results(self, given: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
         manifest = self._manifest
         if self._name == "lower":
-            return [((given["input_ids"].shape[0], manifest.hidden_size), COMPUTE_DTYPES[manifest.dtype])]
+            return [((given["input_ids"].shape[0], manifest.model.hidden_size), COMPUTE_DTYPES[manifest.dtype])]
         if self._name == "verify":
             return [(tuple(given["temperature"].shape), torch.int32)] * 2
         return [((given["survivor_index"].shape[0], manifest.vocab_size), torch.float32)]

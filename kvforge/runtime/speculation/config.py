@@ -87,7 +87,7 @@ def check_speculation(
         if config is not None:
             raise EngineError("early_exit_threshold does not go with speculative decoding; leave one of them out.")
     if (early_exit_threshold is not None or (config is not None and config.method == "early_exit")) and (
-        not manifest.early_exit
+        not manifest.model.early_exit
     ):
         raise EngineError(NO_EARLY_EXIT)
     if config is not None and Need.ONE_QUERY in manifest.policy.needs:

@@ -46,7 +46,7 @@ class Runner:
         manifest = session.manifest
         memory = EngineMemory(
             self.pools,
-            manifest.kv_scales or ((1.0, 1.0),) * manifest.num_owners,
+            manifest.kv_scales or ((1.0, 1.0),) * manifest.model.num_owners,
             lambda: session.rope_tables,
             config.max_seq_len,
             manifest.special_tokens,
@@ -107,7 +107,7 @@ class Runner:
                 units = units_of(num_tokens, num_tokens * int(step.kv_length), manifest)
                 self._listener(Work("prefill", units))
             hidden = self._session.lower(step, self.pools)
-            if manifest.cut < manifest.num_layers:
+            if manifest.model.has_cut:
                 rows = torch.arange(step.input_ids.shape[0], dtype=torch.int32)
                 rest = step.positions, step.kv_length, step.page_table, step.state
                 self._session.upper(UpperStep(hidden, rows, step.query_start, *rest), self.pools)

@@ -35,7 +35,7 @@ def token_units(plan: Schedule, manifest: Manifest) -> float:
 
 def units_of(num_tokens: int, num_pairs: int, manifest: Manifest) -> float:
     """Return the same of so many tokens, and pairs of a token and one that it attends to."""
-    of_pair = 2 * manifest.num_layers * manifest.num_heads * manifest.head_dim
+    of_pair = 2 * manifest.model.num_layers * manifest.model.num_heads * manifest.model.head_dim
     return num_tokens + num_pairs * of_pair / max(manifest.num_parameters, 1)
 
 

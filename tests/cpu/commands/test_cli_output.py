@@ -67,7 +67,7 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_build_speaks_of_a_cut_where_there_is_one(
     cut: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = fake_manifest(num_layers=2, layer_windows=(0, 0), cut=cut, owner_of_layer=(0, 1))
+    manifest = fake_manifest(cut=cut)
     monkeypatch.setattr("kvforge.compiler.build_engine", lambda *_, **__: manifest)
     assert main(["build", str(tmp_path), "-o", "Y"]) == 0
     assert said in capsys.readouterr().out

@@ -2,7 +2,6 @@
 server or the gateway."""
 
 import argparse
-import dataclasses
 import io
 import json
 import re
@@ -22,6 +21,7 @@ from kvforge.foreign_options import ALWAYS_ON
 from kvforge.manifest import load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.support.models.text_tokenizers import byte_level
+from tests.support.sessions.fake import changed
 
 NGRAM = ["--speculative-method", "ngram"]
 SUFFIX = ["--speculative-method", "suffix"]
@@ -104,18 +104,7 @@ class Stop(KvforgeError):
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What commands ask of everything that would cost time, in order."""
     engine = write_engine_files(tmp_path / "tiny")
-    save_manifest(
-        dataclasses.replace(
-            load_manifest(engine),
-            max_draft_len=8,
-            early_exit=True,
-            num_layers=2,
-            cut=1,
-            layer_windows=(0, 0),
-            owner_of_layer=(0, 1),
-        ),
-        engine,
-    )
+    save_manifest(changed(load_manifest(engine), max_draft_len=8, early_exit=True, num_layers=2, cut=1), engine)
     (engine / "tokenizer" / "generation_config.json").write_text('{"temperature": 0.75}')
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps({"title": name}))

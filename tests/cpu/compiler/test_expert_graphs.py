@@ -14,8 +14,7 @@ from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler.convert import FREQUENCIES, convert_weights
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.compiler.stream_basis import rotate
-from kvforge.costs.weights import weight_bytes
-from kvforge.planning.shape import shape_of_config
+from kvforge.costs.weights import num_parameters, weight_bytes
 from kvforge.quantize import quantize_checkpoint
 from model_defs import ModelError, load_config
 from model_defs.reference import reference_logits
@@ -83,8 +82,8 @@ def test_the_weights_in_memory_are_those_that_are_counted(name: str, dtype: torc
     config = config_of(path)
     parameters = convert_weights(open_model(path), config, torch.bfloat16, tmp_path / "w", packed_dtype=dtype)
     held = sum(tensor.nbytes for key, tensor in load_file(tmp_path / "w").items() if key != FREQUENCIES)
-    counted = shape_of_config(config)
-    assert (counted.num_parameters, weight_bytes(counted, name)) == (parameters, held)
+    counted = config
+    assert (num_parameters(counted), weight_bytes(counted, name)) == (parameters, held)
 
 
 @pytest.mark.parametrize("case", ["plain", "cut"])

@@ -10,10 +10,10 @@ from kvforge.compiler.convert import FREQUENCIES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.costs.cache import kv_bytes, kv_read_bytes
-from kvforge.costs.weights import WEIGHT_BYTES, step_weight_bytes, step_weights, weight_bytes
+from kvforge.costs.weights import WEIGHT_BYTES, num_parameters, step_weight_bytes, step_weights, weight_bytes
 from kvforge.manifest import WEIGHTS_FILE, load_manifest
+from kvforge.planning import cuts
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_config, shape_of_manifest
 from kvforge.runtime import LLMEngine
 from model_defs import load_config
 from model_defs.weights import weight_specs
@@ -49,8 +49,7 @@ def test_a_step_reads_the_matrices_of_the_file(engines_compiled_with_full: Engin
             is_matrix = name.endswith(".packed") or (name.endswith(".weight") and tensor.ndim == 2)
             if is_matrix and name != "embed.weight" and "exit" not in name:
                 read += tensor.nbytes
-    assert manifest.weight_bytes == step_weight_bytes(manifest, manifest.weight_dtype) == read
-    assert step_weights(shape_of_manifest(manifest)) == step_weights(manifest)
+    assert manifest.weight_bytes == step_weight_bytes(manifest.model, manifest.weight_dtype) == read
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -60,7 +59,7 @@ def test_the_weights_in_memory_are_those_of_the_file(engines_compiled_with_full:
     manifest, held = load_manifest(engine), 0
     with safe_open(engine / WEIGHTS_FILE, "pt") as file:
         held = sum(file.get_tensor(name).nbytes for name in file.keys() if name != FREQUENCIES)  # noqa: SIM118
-    assert weight_bytes(shape_of_manifest(manifest), manifest.weight_dtype) == held
+    assert weight_bytes(manifest.model, manifest.weight_dtype) == held
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -69,13 +68,13 @@ def test_a_token_keeps_what_the_pools_hold(engines_compiled_with_full: EngineShe
     manifest = engine.manifest
     held = sum(tensor.nbytes for pool in engine.runner.pools for tensor in pool)
     assert held == 5 * manifest.page_size * manifest.kv_bytes_per_token == 5 * manifest.page_bytes
-    shape = shape_of_manifest(manifest)
+    shape = manifest.model
     assert kv_bytes(shape, manifest.kv_dtype) == manifest.kv_bytes_per_token
-    assert manifest.owner_cache.token_bytes * manifest.num_owners == manifest.kv_bytes_per_token
+    assert manifest.owner_cache.token_bytes * manifest.model.num_owners == manifest.kv_bytes_per_token
 
 
 def test_every_layer_reads_its_owners_cache_within_its_window() -> None:
-    shape = PRESETS["llama-3.1-8b"].shape.with_cut(16, 4)
+    shape = cuts.with_cut(PRESETS["llama-3.1-8b"].model, 16, 4)
     of_owner = 2 * 8 * 128 * 2
     assert (shape.num_owners, kv_bytes(shape, "bfloat16")) == (20, 20 * of_owner)
     assert kv_read_bytes(shape, "bfloat16", 1000) == 32 * 1000 * of_owner
@@ -85,14 +84,14 @@ def test_every_layer_reads_its_owners_cache_within_its_window() -> None:
 
 def test_a_step_leaves_the_table_of_embeddings_alone() -> None:
     """Llama 3.1 8B has 8.03e9 parameters, of which a step reads 7.5e9; a mixture of experts is read as a whole."""
-    llama = PRESETS["llama-3.1-8b"].shape
+    llama = PRESETS["llama-3.1-8b"].model
     norms = (2 * llama.num_layers + 1) * llama.hidden_size
     lookup = llama.vocab_size * llama.hidden_size
     assert weight_bytes(llama, "bfloat16") == 2 * (step_weights(llama) + lookup + norms)
-    mixture = PRESETS["deepseek-v2-lite"].shape
+    mixture = PRESETS["deepseek-v2-lite"].model
     norms = (2 * mixture.num_layers + 1) * mixture.hidden_size + mixture.num_layers * mixture.latent.rank
     lookup = mixture.vocab_size * mixture.hidden_size
-    assert mixture.num_parameters == step_weights(mixture) + lookup + norms
+    assert num_parameters(mixture) == step_weights(mixture) + lookup + norms
 
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 3, "num_key_value_heads": 1}
@@ -110,18 +109,17 @@ def test_padding_is_counted_as_it_is_packed(dtype: str, packed_dtype: torch.dtyp
         made = packed_tensors(torch.empty(shapes[name], device="meta"), layer, packed_dtype)
         for part, tensor in made.items():
             sizes[part] += tensor.nbytes
-    shape = shape_of_config(config, "odd")
-    assert step_weight_bytes(shape, dtype) == sizes["packed"] > step_weights(shape) * WEIGHT_BYTES[dtype]
+    assert step_weight_bytes(config, dtype) == sizes["packed"] > step_weights(config) * WEIGHT_BYTES[dtype]
     lookup = config.vocab_size * config.hidden_size
-    others = shape.num_parameters - step_weights(shape)
+    others = num_parameters(config) - step_weights(config)
     others += lookup if others < lookup else 0
-    assert weight_bytes(shape, dtype) == sizes["packed"] + sizes["scales"] + 2 * others
+    assert weight_bytes(config, dtype) == sizes["packed"] + sizes["scales"] + 2 * others
 
 
 def test_qwen3_30b_a3b_has_its_published_numbers() -> None:
     """30.5e9 parameters, of which a token uses 3.3e9 with its embedding; few tokens read few experts."""
-    shape = shape_of_config(load_config(QWEN3_30B_A3B))
-    assert shape.base_parameters == 30_532_122_624
+    shape = load_config(QWEN3_30B_A3B)
+    assert num_parameters(cuts.without_cut(shape)) == 30_532_122_624
     lookup = shape.vocab_size * shape.hidden_size
     assert round((step_weights(shape, 1) + lookup) / 1e9, 2) == 3.35
     assert step_weights(shape, 0) < step_weights(shape, 1) < step_weights(shape, 8) < step_weights(shape)

@@ -18,9 +18,9 @@ from kvforge.costs.flops import (
     skipped_token,
     table_1,
 )
-from kvforge.costs.weights import step_weights
+from kvforge.costs.weights import num_parameters, step_weights
+from kvforge.planning.cuts import with_cut, without_cut
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import prefill_flops_per_token, shape_of_config, shape_of_manifest
 from kvforge.swiftkv.model import SwiftKVForCausalLM
 from model_defs import families, load_config
 from model_defs.weights import weight_specs
@@ -36,7 +36,7 @@ PAPER_PERCENT = 0.2
 PRINTED = 0.1
 """A unit of the one digit that the paper prints: it rounds once before."""
 
-LLAMA_70B = PRESETS["llama-3.1-70b"].shape
+LLAMA_70B = PRESETS["llama-3.1-70b"].model
 CONTEXT = 131072
 
 TINY = {
@@ -66,7 +66,7 @@ REWIRED = [name for name, family in families().items() if family.is_rewired]
 )
 def test_table_1(cut, group_size, key_value, query_output, mlp, attention, relative):
     """GFLOP per prompt token of Llama-3.1-70B; the relative cost as the paper prints it."""
-    cost = table_1(LLAMA_70B.with_cut(cut, group_size), CONTEXT)
+    cost = table_1(with_cut(LLAMA_70B, cut, group_size), CONTEXT)
     assert cost.key_value / 1e9 == pytest.approx(key_value, abs=PAPER_GFLOP)
     assert cost.query_output / 1e9 == pytest.approx(query_output, rel=PAPER)
     assert cost.mlp / 1e9 == pytest.approx(mlp, rel=PAPER)
@@ -85,7 +85,7 @@ def test_the_papers_own_rounding_gives_its_relative_costs():
     plain = vocabulary + key_value + layers
     printed = {(60, 1): 75.5, (40, 1): 51.0, (40, 4): 50.7}
     for (cut, group_size), percent in printed.items():
-        owners = LLAMA_70B.with_cut(cut, group_size).num_owners
+        owners = with_cut(LLAMA_70B, cut, group_size).num_owners
         cost = vocabulary + key_value * owners / 80 + layers * cut / 80
         assert 100 * cost / plain == pytest.approx(percent, abs=PRINTED)
 
@@ -110,8 +110,8 @@ def test_the_papers_own_rounding_gives_its_relative_costs():
     ],
 )
 def test_presets_have_the_parameters_of_the_published_checkpoints(name, parameters):
-    shape = PRESETS[name].shape
-    assert shape.num_parameters == shape.base_parameters == parameters
+    shape = PRESETS[name].model
+    assert num_parameters(shape) == num_parameters(without_cut(shape)) == parameters
     assert all(1 <= cut < shape.num_layers for cut in PRESETS[name].cuts)
 
 
@@ -128,10 +128,10 @@ def test_parameters_are_those_of_the_graphs(family, cut, group_size):
         biases = {"attention_bias": bias, "mlp_bias": bias} if family == "llama" else {}
         hf = {**TINY, **biases, "tie_word_embeddings": tied}
         config = load_config({**hf, **swiftkv, "model_type": f"{family}_swiftkv"})
-        shape = shape_of_config(config)
-        assert shape.num_parameters == stored_numbers(config)
+        shape = config
+        assert num_parameters(shape) == stored_numbers(config)
         plain = load_config({**hf, "model_type": family})
-        assert shape.base_parameters == stored_numbers(plain)
+        assert num_parameters(without_cut(shape)) == stored_numbers(plain)
 
 
 def test_a_token_by_hand():
@@ -139,19 +139,18 @@ def test_a_token_by_hand():
     config = load_config(
         {**TINY, "model_type": "llama_swiftkv", "num_key_value_layers": 2, "key_value_group_size": 2, "swiftkv": True}
     )
-    shape = shape_of_config(config)
     sizes = {spec.name: math.prod(spec.shape) for spec in weight_specs(config) if len(spec.shape) == 2}
     lower = sum(size for name, size in sizes.items() if name.startswith(("layers.0.", "layers.1.", "single_input.kv")))
     everything = sum(sizes.values()) - sizes["embed.weight"]
-    assert skipped_token(shape, 100).total == 2 * lower + 2 * 4 * 64 * 50.5
-    assert full_token(shape, 7).total == 2 * everything + 5 * 4 * 64 * 7
-    assert full_token(shape, 7).vocabulary == 2 * 96 * 64
+    assert skipped_token(config, 100).total == 2 * lower + 2 * 4 * 64 * 50.5
+    assert full_token(config, 7).total == 2 * everything + 5 * 4 * 64 * 7
+    assert full_token(config, 7).vocabulary == 2 * 96 * 64
     # Prompt: every token below the cut, the last one also above it. Outputs: one by one.
     above = 2 * (everything - lower) + 3 * 4 * 64 * 10
-    assert prompt_flops(shape, 10) == pytest.approx(10 * skipped_token(shape, 10).total + above)
-    steps = [full_token(shape, context).total for context in range(11, 14)]
-    assert output_flops(shape, 10, 4) == pytest.approx(sum(steps))
-    assert output_flops(shape, 10, 1) == 0
+    assert prompt_flops(config, 10) == pytest.approx(10 * skipped_token(config, 10).total + above)
+    steps = [full_token(config, context).total for context in range(11, 14)]
+    assert output_flops(config, 10, 4) == pytest.approx(sum(steps))
+    assert output_flops(config, 10, 1) == 0
 
 
 SHARED = {
@@ -165,31 +164,28 @@ SHARED["layer_types"][1::2] = ["full_attention"] * 3
 def test_layers_of_several_sizes_by_hand():
     """Heads and MLPs of two sizes, inputs of each layer, and caches that the three layers above the cut read."""
     config = load_config(SHARED)
-    shape = shape_of_config(config)
     sizes = {spec.name: math.prod(spec.shape) for spec in weight_specs(config) if len(spec.shape) == 2}
     tables = ("embed.weight", "per_layer.embed")
     below = ("per_layer.context", "layers.0.", "layers.1.", "layers.2.")
     lower = sum(size for name, size in sizes.items() if name.startswith(below))
     everything = sum(size for name, size in sizes.items() if name not in tables) + sizes["embed.weight"]  # the head
-    assert shape.num_parameters == stored_numbers(config)
+    assert num_parameters(config) == stored_numbers(config)
     windowed = sum(min(position + 1, 20) for position in range(100)) / 100
-    assert skipped_token(shape, 100).total == 2 * lower + 4 * (64 * 2 * windowed + 128 * 50.5)
-    assert full_token(shape, 30).total == 2 * everything + 4 * 3 * (64 * 20 + 128 * 30)
-    assert step_weights(shape) == everything
-    assert kv_bytes(shape, "bfloat16") == 2 * 2 * 2 * (16 + 32 + 16)
-    assert kv_read_bytes(shape, "bfloat16", 30) == 2 * 2 * 2 * 3 * (16 * 20 + 32 * 30)
+    assert skipped_token(config, 100).total == 2 * lower + 4 * (64 * 2 * windowed + 128 * 50.5)
+    assert full_token(config, 30).total == 2 * everything + 4 * 3 * (64 * 20 + 128 * 30)
+    assert step_weights(config) == everything
+    assert kv_bytes(config, "bfloat16") == 2 * 2 * 2 * (16 + 32 + 16)
+    assert kv_read_bytes(config, "bfloat16", 30) == 2 * 2 * 2 * 3 * (16 * 20 + 32 * 30)
     limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
     manifest = manifest_of(config, resolved_options(config, Variant(), limits, "cpu"))
-    manifest = dataclasses.replace(manifest, num_parameters=shape.num_parameters)
-    assert dataclasses.replace(shape_of_manifest(manifest), model=shape.model) == shape
-    assert manifest.kv_bytes_per_token == kv_bytes(shape, "bfloat16") and manifest.weight_bytes == 2 * everything
-    assert skipped_token(shape.without_cut(), 100).total > 2 * skipped_token(shape, 100).total
+    assert manifest.kv_bytes_per_token == kv_bytes(config, "bfloat16") and manifest.weight_bytes == 2 * everything
+    assert skipped_token(without_cut(config), 100).total > 2 * skipped_token(config, 100).total
     with pytest.raises(KvforgeError, match=r"whose layers share caches already; give 3, or 6 for no cut\.$"):
-        shape.with_cut(2)
+        with_cut(config, 2)
 
 
 def test_windows_bound_the_keys():
-    shape = dataclasses.replace(shape_of_config(load_config({**TINY, "model_type": "llama"})), layer_windows=(8,) * 5)
+    shape = dataclasses.replace(load_config({**TINY, "model_type": "llama"}), layer_windows=(8,) * 5)
     steps = [full_token(shape, context).attention for context in range(6, 31)]
     assert steps[-1] == 5 * 4 * 64 * 8
     total = output_flops(shape, 5, 26)
@@ -200,7 +196,7 @@ def test_windows_bound_the_keys():
 
 def test_experts_and_latent_attention_by_hand():
     """DeepSeek-V2-Lite: one dense layer, six routed and two shared experts; the cache has 576 numbers a layer."""
-    shape = PRESETS["deepseek-v2-lite"].shape.with_cut(15, 4)
+    shape = with_cut(PRESETS["deepseek-v2-lite"].model, 15, 4)
     cost = skipped_token(shape, 1)
     assert shape.num_owners == 18
     assert cost.key_value == 2 * (18 * 2048 * 576 + 15 * 512 * 16 * 256)
@@ -218,7 +214,7 @@ def test_experts_and_latent_attention_by_hand():
 @pytest.mark.parametrize(("cut", "group_size"), [(0, 1), (81, 1), (-1, 1), (40, 0)])
 def test_impossible_cuts_are_refused(cut, group_size):
     with pytest.raises(KvforgeError, match=r"^--(cut|group-size) .*\.$"):
-        LLAMA_70B.with_cut(cut, group_size)
+        with_cut(LLAMA_70B, cut, group_size)
 
 
 @pytest.mark.parametrize("swiftkv", [{}, {"swiftkv": True, "num_key_value_layers": 2, "key_value_group_size": 2}])
@@ -233,12 +229,9 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     config = load_config({**hf, "model_type": f"{family}{suffix}"})
     limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
     manifest = manifest_of(config, resolved_options(config, Variant(), limits, "cpu"))
-    expected = shape_of_config(config)
-    shape = shape_of_manifest(manifest)
-    assert dataclasses.replace(shape, model=expected.model) == expected
-    earlier = shape_of_manifest(dataclasses.replace(manifest, kv_bias=None, k_norm=None))
-    assert (earlier == shape) == (config.qkv_bias == families()[family].traits.get("qkv_bias", False))
-    assert prefill_flops_per_token(manifest, 100) == skipped_token(expected, 100).total
+    expected = config
+    assert manifest.model == expected
+    assert manifest.prefill_flops_per_token(100) == skipped_token(expected, 100).total
     if config.latent is not None:
         return  # by hand above
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
@@ -246,7 +239,9 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     if config.experts:
         mlp = 2 * 3 * hidden * config.experts.intermediate_size + hidden * 6
     of_layer = 2 * (2 * hidden * q_dim + mlp) + 4 * q_dim * 50.5
-    assert prefill_flops_per_token(manifest, 100) == manifest.num_owners * 4 * hidden * kv_dim + config.cut * of_layer
+    assert (
+        manifest.prefill_flops_per_token(100) == manifest.model.num_owners * 4 * hidden * kv_dim + config.cut * of_layer
+    )
 
 
 @pytest.mark.parametrize("swiftkv", [{}, {"swiftkv": True, "num_key_value_layers": 2, "key_value_group_size": 2}])
@@ -259,4 +254,4 @@ def test_a_run_of_every_layer_costs_what_torch_counts(family, tokens, swiftkv):
     model = SwiftKVForCausalLM(config).eval()
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, tokens, dtype=torch.long))
-    assert counter.get_total_flops() == tokens * full_token(shape_of_config(config), tokens, is_expanded=True).total
+    assert counter.get_total_flops() == tokens * full_token(config, tokens, is_expanded=True).total

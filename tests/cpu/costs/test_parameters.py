@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from kvforge.planning.shape import shape_of_config
+from kvforge.costs.weights import num_parameters
 from model_defs import load_config
 from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
 
@@ -21,5 +21,5 @@ def test_parameters_are_those_of_transformers(family: str) -> None:
     with torch.device("meta"):
         model = model_class(config)
     scalars = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
-    shape = shape_of_config(load_config(hf))
-    assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters()) + scalars
+    shape = load_config(hf)
+    assert num_parameters(shape) == sum(parameter.numel() for parameter in model.parameters()) + scalars

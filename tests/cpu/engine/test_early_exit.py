@@ -1,6 +1,5 @@
 """The early exit of compiled engines against the plain-torch reference, and engines without one."""
 
-import dataclasses
 import json
 import shutil
 from functools import lru_cache
@@ -15,9 +14,10 @@ from kvforge.common.errors import CheckpointError, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.options import resolve
+from kvforge.costs.weights import num_parameters
 from kvforge.manifest import WEIGHTS_FILE, load_manifest
+from kvforge.planning.cuts import without_cut
 from kvforge.planning.load import load_subject
-from kvforge.planning.shape import shape_of_config, shape_of_manifest
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession, activation_bytes
 from kvforge.runtime.sessions.session import Session, load_session
@@ -28,6 +28,7 @@ from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineSpec
 from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error, relative_error
 from tests.support.schedules.packed_steps import packed_steps
+from tests.support.sessions.fake import changed
 
 CASES = {
     "llama, groups of 2": EARLY_EXIT,
@@ -80,22 +81,22 @@ def test_both_heads_equal_the_reference(case: str, engines: EngineShelf, full: b
 def test_what_the_engine_says_of_its_exit(engines: EngineShelf, capsys: pytest.CaptureFixture[str]) -> None:
     engine, config = engines.engine(EARLY_EXIT), load_config(hf_config(engines))
     manifest = load_manifest(engine)
-    assert manifest.early_exit and manifest.graphs == ("lower", "upper", "early_exit")
+    assert manifest.model.early_exit and manifest.graphs == ("lower", "upper", "early_exit")
     assert (engine / "rank0" / "early_exit.pt2").is_file()
     weights = load_file(engine / "rank0" / "weights.safetensors")
     assert weights["lm_head_early_exit.weight"].shape == (320, 64) and weights["norm_early_exit.weight"].shape == (64,)
     assert manifest.num_parameters == sum(t.numel() for n, t in weights.items() if n != "inverse_frequencies")
     assert main(["inspect", str(engine)]) == 0
     assert "prompt tokens stop at layer 2, early exit there\n" in capsys.readouterr().out
-    without = dataclasses.replace(manifest, early_exit=False)
+    without = changed(manifest, early_exit=False)
     assert activation_bytes(manifest) > activation_bytes(without)
     # The head lies in memory, and is none of the model that is compared with others.
-    assert shape_of_manifest(manifest).base_parameters == shape_of_config(config).base_parameters
-    assert shape_of_manifest(manifest).num_parameters == manifest.num_parameters
-    assert shape_of_manifest(manifest).exit_head == 321 * 64
-    assert (
-        load_subject(str(engine)).shape.base_parameters == load_subject(str(checkpoint(engines))).shape.base_parameters
-    )
+    plain = num_parameters(without_cut(config))
+    assert num_parameters(without_cut(manifest.model)) == plain
+    assert num_parameters(manifest.model) == manifest.num_parameters
+    assert num_parameters(manifest.model) - num_parameters(changed(manifest, early_exit=False).model) == 321 * 64
+    for path in (engine, checkpoint(engines)):
+        assert num_parameters(without_cut(load_subject(str(path)).model)) == plain
 
 
 def checkpoint(engines: EngineShelf) -> Path:
@@ -139,7 +140,7 @@ def test_the_head_can_be_left_out(
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["early_exit"] is False
     left = load_manifest(tmp_path / "left")
-    assert load_manifest(tmp_path / "kept") == kept and kept.early_exit and not left.early_exit
+    assert load_manifest(tmp_path / "kept") == kept and kept.model.early_exit and not left.model.early_exit
     assert kept.num_parameters - left.num_parameters == 321 * 64
     assert kept.files.keys() - left.files.keys() == {"rank0/early_exit.onnx"}
 
@@ -161,10 +162,10 @@ def test_a_checkpoint_that_lacks_the_head_it_promises_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda d: d.pop("early_exit") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 6;"),
-        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 6; rebuild the engine"),
-        (lambda d: d.update(early_exit=1), "impossible values"),
-        (lambda d: d.update(cut=5), "impossible values"),
+        (lambda d: d.pop("model") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 7;"),
+        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 7; rebuild the engine"),
+        (lambda d: d["model"].update(early_exit=1), "impossible values"),
+        (lambda d: d["model"].update(cut=5), "impossible values"),
     ],
 )
 def test_old_and_impossible_manifests_are_refused(edit, sentence: str, engines: EngineShelf, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
 from kvforge.common.errors import EngineError
-from kvforge.manifest import MANIFEST_DIGEST, Manifest, load_manifest, save_manifest, sha256_of, verify_files
-from kvforge.planning.shape import prefill_flops_per_token
+from kvforge.manifest import Manifest, load_manifest, save_manifest, sha256_of, verify_files
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.session import load_session
 from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4
 from tests.support.models.shelf import EngineShelf
+from tests.support.sessions.fake import changed
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def engine(engines: EngineShelf, tmp_path: Path) -> Path:
 
 
 def change_manifest(**changes: object) -> Callable[[Path], None]:
-    return lambda engine: save_manifest(dataclasses.replace(load_manifest(engine), **changes), engine)
+    return lambda engine: save_manifest(changed(load_manifest(engine), **changes), engine)
 
 
 def edit_json(edit: Callable[[dict], object]) -> Callable[[Path], None]:
@@ -69,15 +69,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest is no JSON": (lambda e: (e / "engine.json").write_text("]"), "is damaged"),
     "manifest is a list": (lambda e: (e / "engine.json").write_text("[]"), "engine schema None"),
     "another schema": (edit_json(lambda d: d.update(schema_version=99)), "engine schema 99"),
-    "field missing": (edit_json(lambda d: d.pop("cut")), "lacks cut"),
+    "field missing": (edit_json(lambda d: d["model"].pop("cut")), "lacks cut"),
     "field unknown": (edit_json(lambda d: d.update(colour="red")), "unknown field colour"),
     "impossible size": (edit_json(lambda d: d.update(page_size=0)), "impossible values"),
     "size beyond 32 bits": (edit_json(lambda d: d.update(max_num_tokens=2**63)), "impossible values"),
     "half a character": (edit_json(lambda d: d.update(target="\ud800")), "impossible values"),
-    "impossible cut": (edit_json(lambda d: d.update(cut=9)), "impossible values"),
+    "impossible cut": (edit_json(lambda d: d["model"].update(cut=9)), "impossible values"),
     "field of wrong type": (edit_json(lambda d: d.update(isa=None)), "impossible values"),
-    "list of wrong type": (edit_json(lambda d: d.update(eos_token_ids=["a"])), "impossible values"),
-    "flag of wrong type": (edit_json(lambda d: d.update(kv_bias=1)), "impossible values"),
+    "list of wrong type": (edit_json(lambda d: d["model"].update(eos_token_ids=["a"])), "impossible values"),
+    "flag of wrong type": (edit_json(lambda d: d["model"].update(qkv_bias=1)), "impossible values"),
     "a token beyond the vocabulary": (edit_json(lambda d: d.update(special_tokens=[320])), "impossible values"),
     "scales of wrong type": (edit_json(lambda d: d.update(kv_scales=[[1.0, "a"]])), "impossible values"),
     "scales without a format": (edit_json(lambda d: d.update(kv_scales=[[1.0, 1.0]] * 4)), "impossible values"),
@@ -118,18 +118,6 @@ def test_a_damaged_or_foreign_engine_is_refused(damage: str, engine: Path) -> No
     message = str(error.value)
     assert sentence in message and message.endswith(".") and "\n" not in message
     assert "build" in message or "not run" in message
-
-
-def test_an_engine_of_an_earlier_kvforge_loads(engine: Path) -> None:
-    """Its manifest lacks the fields that came since, and its digest stays what it was."""
-    new = load_manifest(engine)
-    save_manifest(dataclasses.replace(new, kv_bias=None, k_norm=None), engine)
-    data = json.loads((engine / "engine.json").read_text())
-    assert new.to_json().keys() - data.keys() == {"kv_bias", "k_norm"}
-    earlier = load_manifest(engine)
-    assert (new.kv_bias, new.k_norm) == (False, False) and (earlier.kv_bias, earlier.k_norm) == (None, None)
-    assert data[MANIFEST_DIGEST] == earlier.sha256 != new.sha256
-    load_session(engine, earlier)
 
 
 def test_inspect_prints_and_verifies(engine: Path, capsys: pytest.CaptureFixture) -> None:
@@ -197,9 +185,17 @@ def test_engines_load_from_several_threads(engine: Path) -> None:
 def test_pools_are_one_allocation_of_the_formulas_size(engine: Path) -> None:
     manifest = load_manifest(engine)
     pools = load_session(engine, manifest).allocate_pools(num_pages=6)
-    expected = 2 * len(manifest.owners) * 6 * manifest.page_size * manifest.num_kv_heads * manifest.head_dim * 4
+    expected = (
+        2
+        * len(manifest.model.owners)
+        * 6
+        * manifest.page_size
+        * manifest.model.num_kv_heads
+        * manifest.model.head_dim
+        * 4
+    )
     storages = {tensor.untyped_storage().data_ptr() for pool in pools for tensor in pool}
-    assert len(storages) == 1 and len(pools) == 4 < manifest.num_layers
+    assert len(storages) == 1 and len(pools) == 4 < manifest.model.num_layers
     assert pools[0][0].untyped_storage().nbytes() == expected == 6 * manifest.page_bytes
     assert manifest.kv_bytes_per_token * manifest.page_size == manifest.page_bytes
 
@@ -230,17 +226,17 @@ def swiftkv_manifest(engines: EngineShelf) -> Manifest:
 
 def test_prefill_flops_follow_the_cut_and_the_groups(swiftkv_manifest: Manifest) -> None:
     """Table 1's structure: q, o, MLP and attention scale with k/L, K and V with the owners."""
-    plain = dataclasses.replace(swiftkv_manifest, cut=5, owner_of_layer=(0, 1, 2, 3, 4))
-    cut = dataclasses.replace(swiftkv_manifest, cut=2, owner_of_layer=(0, 1, 2, 3, 4))
+    plain = changed(swiftkv_manifest, cut=5, group_size=1)
+    cut = changed(swiftkv_manifest, cut=2, group_size=1)
     hidden, kv = 64, 2 * 16
     key_value = 2 * hidden * 2 * kv
-    full, half = prefill_flops_per_token(plain, 100), prefill_flops_per_token(cut, 100)
+    full, half = plain.prefill_flops_per_token(100), cut.prefill_flops_per_token(100)
     assert half - 5 * key_value == pytest.approx((full - 5 * key_value) * 2 / 5)
-    assert half - prefill_flops_per_token(swiftkv_manifest, 100) == key_value
-    windowed = dataclasses.replace(plain, layer_windows=(10,) * 5)
+    assert half - swiftkv_manifest.prefill_flops_per_token(100) == key_value
+    windowed = changed(plain, layer_windows=(10,) * 5)
     mean_keys = sum(min(position + 1, 10) for position in range(100)) / 100
     saved = 5 * 4 * 64 * (50.5 - mean_keys)
-    assert full - prefill_flops_per_token(windowed, 100) == pytest.approx(saved)
+    assert full - windowed.prefill_flops_per_token(100) == pytest.approx(saved)
 
 
 def test_weights_are_exactly_those_of_the_graphs(engines: EngineShelf) -> None:

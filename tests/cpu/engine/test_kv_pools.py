@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kvforge.common.number_formats import KV_FORMATS
+from kvforge.common.number_formats import KV_FORMATS, written_formats
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT
 from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs.kv_layout import owner_table
-from plugins.kv_quantization import LARGEST, dequantize, dynamic_scale, quantize
+from plugins.kv_quantization import LARGEST, dequantize, dynamic_scale, quantize, stored_dim
 from tests.support.rounding import gamma
 from tests.support.sessions.fake import fake_manifest
 
@@ -19,14 +19,21 @@ def llama_8b(kv_dtype: str, cut: int = 32, group_size: int = 1) -> Manifest:
     scales = ((0.1, 0.2),) * len(set(owners)) if KV_FORMATS[kv_dtype].scales == "static" else ()
     return fake_manifest(
         num_layers=32,
+        num_heads=8,
         num_kv_heads=8,
         head_dim=128,
         cut=cut,
-        owner_of_layer=owners,
+        group_size=group_size,
         page_size=32 if KV_FORMATS[kv_dtype].is_grouped else 16,
         kv_dtype=kv_dtype,
         kv_scales=scales,
     )
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_the_layout_and_the_kernels_store_a_head_alike(kv_dtype: str) -> None:
+    for one in written_formats(kv_dtype, "bfloat16"):
+        assert one.stored_dim(128) == stored_dim(128, getattr(torch, one.torch_dtype))
 
 
 def allocated(manifest: Manifest, num_pages: int) -> tuple[int, int]:
@@ -91,7 +98,7 @@ def test_pool_bytes_are_the_formulas(kv_dtype: str) -> None:
 def test_awkward_pools_are_aligned_and_do_not_overlap(kv_dtype: str) -> None:
     """3 heads of 10 in pages of 7: no size is a multiple of anything."""
     scales = ((1.0, 1.0),) * 2 if KV_FORMATS[kv_dtype].scales == "static" else ()
-    manifest = fake_manifest(num_kv_heads=3, head_dim=10, page_size=7, kv_dtype=kv_dtype, kv_scales=scales)
+    manifest = fake_manifest(num_heads=3, num_kv_heads=3, head_dim=10, page_size=7, kv_dtype=kv_dtype, kv_scales=scales)
     pools = allocate_pools(manifest, 3)
     dynamic = KV_FORMATS[kv_dtype].scales == "dynamic"
     assert [len(pool) for pool in pools] == [4 if dynamic else 2] * 2

@@ -1,6 +1,5 @@
 """KL, agreement and log-likelihoods of two engines against plain torch, and the intervals around them."""
 
-import dataclasses
 import json
 import math
 import random
@@ -20,6 +19,7 @@ from tests.support.models.checkpoints import load_weights
 from tests.support.models.engines import PLAIN, SWIFTKV, EngineSpec
 from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import config_of, logprob_error, model_error
+from tests.support.sessions.fake import changed
 
 VOCAB = 320
 
@@ -83,7 +83,7 @@ def test_other_vocabularies_and_documents_that_do_not_fit_are_refused(engines: E
     with pytest.raises(KvforgeError, match="at least two of them"):
         fidelity(compare_with_teacher(student, teacher, [[5, 6]]))
     manifest = teacher.engine.manifest
-    teacher.engine.manifest = dataclasses.replace(manifest, vocab_size=VOCAB + 1)
+    teacher.engine.manifest = changed(manifest, vocab_size=VOCAB + 1)
     with pytest.raises(KvforgeError, match="321 tokens in its vocabulary and the engine 320"):
         compare_with_teacher(student, teacher, [[5, 6]])
     teacher.engine.manifest = manifest

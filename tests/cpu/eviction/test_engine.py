@@ -100,7 +100,7 @@ def test_bytes_that_are_used_are_the_policys(rule: str) -> None:
             continue  # what goes is there until the next step
         computed = sequence.num_computed
         expected = policy.device_bytes(cache, len(prompt), computed - len(prompt))
-        assert engine.stats()["kv_device_used_bytes"] == manifest.num_owners * expected, computed
+        assert engine.stats()["kv_device_used_bytes"] == manifest.model.num_owners * expected, computed
     assert engine.stats()["num_evictions"] > 0
     lengths = len(prompt), sequence.num_computed
     cached = policy.calendar.cached_before(*lengths) if sequence.is_due else policy.num_cached(*lengths)

@@ -79,7 +79,7 @@ def test_memory_for_what_nobody_keeps_is_counted() -> None:
     engine = LLMEngine(session=session, num_pages=11)
     scratch = engine.scheduler.policy.num_scratch_pages(4)
     assert scratch * 4 >= 20 + len("\n\nRepeat the previous context exactly.\n")
-    assert len(engine.runner.pools[0][0]) == session.manifest.num_owners * (11 + scratch)
+    assert len(engine.runner.pools[0][0]) == session.manifest.model.num_owners * (11 + scratch)
     assert engine.stats()["num_pages"] == 11
     assert engine.stats()["kv_device_bytes"] == device_bytes(session.manifest, engine.runner.pools)
     cache, policy = session.manifest.owner_cache, engine.scheduler.policy

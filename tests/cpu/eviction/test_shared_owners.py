@@ -113,7 +113,7 @@ def test_a_rule_with_budgets_of_another_paper_says_so() -> None:
 def test_all_owners_have_one_memory() -> None:
     session = small_session({"kv_policy": "pyramid:budget=12,window=3", "kv_dtype": "int8"}, head_dim=10, cut=1)
     engine = LLMEngine(session=session, num_pages=7)
-    pools, owners = engine.runner.pools, session.manifest.num_owners
+    pools, owners = engine.runner.pools, session.manifest.model.num_owners
     for role in range(4):
         assert len({pool[role].data_ptr() for pool in pools}) == 1
         assert pools[0][role].shape[0] == owners * 7

@@ -13,6 +13,7 @@ from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.compiler.convert import convert_weights
 from model_defs import families
+from model_defs.rope import inverse_frequencies
 from model_defs.weights import weight_specs
 from plugins.packed_linear.packing import IN_STEPS
 from tests.support.models.checkpoints import make_checkpoint
@@ -141,10 +142,10 @@ def test_scaled_rotation(tmp_path: Path, scaling: str) -> None:
     config = read_model_config(open_model(directory))
     if scaling == "llama3":
         plain = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)
-        extra = {"rope_freqs.weight": (plain / config.rope.inverse_frequencies(16)).numpy()}
+        extra = {"rope_freqs.weight": (plain / inverse_frequencies(config.rope, 16)).numpy()}
     write_gguf(directory, tmp_path / "model.gguf", extra=extra)
     found = read_model_config(open_model(tmp_path / "model.gguf")).for_length(512)
-    ours, theirs = found.rope.inverse_frequencies(16), config.rope.inverse_frequencies(16)
+    ours, theirs = inverse_frequencies(found.rope, 16), inverse_frequencies(config.rope, 16)
     torch.testing.assert_close(ours, theirs, rtol=FREQUENCY if scaling == "llama3" else 0, atol=0)
     assert found.rope.amplitude == config.rope.amplitude
 

@@ -7,7 +7,8 @@ import torch
 
 from kvforge.kv_policies.shadowkv import ShadowKV, factor
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
-from model_defs.rope import RopeConfig, rope_cos_sin
+from model_defs.rope import inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RopeConfig
 from tests.support.operators.shadowkv_reference import Parameters, ShadowCache, low_rank, rotate
 from tests.support.rounding import assert_near, assert_within, low_rank_error, roundings_error, sum_error, unit_roundoff
 
@@ -54,7 +55,7 @@ def test_against_the_reference(case, monkeypatch):
     k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
     rotated, values = (x[pages].flatten(0, 1)[:num_tokens].clone() for x in (k_pool, v_pool))
     before = k_pool.clone()
-    frequencies = RopeConfig().inverse_frequencies(dim)
+    frequencies = inverse_frequencies(RopeConfig(), dim)
     rope = rope_cos_sin(torch.arange(num_tokens + 5), frequencies)
 
     factor_prompt(policy, pool, num_tokens, pages, compact_pages, shadow_pages, 1, rope)
@@ -96,8 +97,8 @@ def test_a_rank_above_the_keys_dimensions_adds_nothing():
     policy = ShadowKV(rank=9, chunk_size=2, sparse_budget=2, num_outlier_chunks=1, num_local_tokens=1)
     rng = random.Random(0)
     pool, pages, shadow_pages, compact_pages = random_pool(policy, 30, 2, 4, 4, torch.float32, rng)
-    rope = rope_cos_sin(torch.arange(30), RopeConfig().inverse_frequencies(4))
-    keys = rotate(pool[0][pages].flatten(0, 1)[:30].double(), -torch.arange(30), RopeConfig().inverse_frequencies(4))
+    rope = rope_cos_sin(torch.arange(30), inverse_frequencies(RopeConfig(), 4))
+    keys = rotate(pool[0][pages].flatten(0, 1)[:30].double(), -torch.arange(30), inverse_frequencies(RopeConfig(), 4))
     factor_prompt(policy, pool, 30, pages, compact_pages, shadow_pages, 0, rope)
     left = pool[2][shadow_pages].flatten(0, 1)[:30]
     assert torch.equal(left[:, 8], torch.zeros(30)) and torch.equal(pool[5][0, :, 8], torch.zeros(2, 4))

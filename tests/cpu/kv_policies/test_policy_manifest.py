@@ -51,10 +51,10 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"kv_policy_parameters": POLICY.parameters | {"more": 1}}, "impossible values"),
         ({"kv_policy_parameters": POLICY.parameters | {"rank": 3}}, "impossible values"),
         ({"page_size": 6}, "impossible values"),
-        ({"schema_version": 5}, "has engine schema 5, this kvforge reads 6; rebuild the engine with kvforge build."),
+        ({"schema_version": 5}, "has engine schema 5, this kvforge reads 7; rebuild the engine with kvforge build."),
         *(({"kv_policy_parameters": POLICY.parameters | other}, CHANGED) for other in OTHERS),
         ({"kv_policy": "full", "kv_policy_parameters": {}}, CHANGED),
-        ({"cut": 2}, CHANGED),
+        ({"model": fake_manifest(cut=2).model.to_json()}, CHANGED),
         ({"manifest_sha256": "0" * 64}, CHANGED),
     ],
 )

@@ -202,7 +202,7 @@ def test_bytes_that_are_used_are_the_policys() -> None:
         engine.step()
         sequence = engine.scheduler.running[0]
         expected = policy.device_bytes(cache, 50, sequence.num_computed - 50)
-        assert engine.stats()["kv_device_used_bytes"] == manifest.num_owners * expected
+        assert engine.stats()["kv_device_used_bytes"] == manifest.model.num_owners * expected
     assert policy.device_bytes_read(cache, 50, 3) == (8 + 2 + 3) * cache.token_bytes + 12 * cache.num_kv_heads * (
         2 * 10 * cache.element_bytes + 1
     )

@@ -271,7 +271,7 @@ def test_what_the_cache_takes_is_what_is_allocated() -> None:
     pools = [tensor for pool in engine.runner.pools for tensor in pool]
     assert engine.stats()["kv_device_bytes"] == sum(tensor.nbytes for tensor in pools)
     manifest, exact = session.manifest, 2 * session.manifest.max_num_seqs + 128 // PAGE_SIZE
-    assert manifest.page_bytes == PAGE_SIZE * manifest.num_owners * 2 * manifest.num_kv_heads * 32 * 3 // 8
+    assert manifest.page_bytes == PAGE_SIZE * manifest.model.num_owners * 2 * manifest.model.num_kv_heads * 32 * 3 // 8
     assert sum(tensor.nbytes for tensor in pools) == 16 * manifest.page_bytes + exact * manifest.exact_page_bytes
 
 
@@ -279,7 +279,7 @@ def test_inspect_and_plan_count_exact_pages(tmp_path, capsys) -> None:
     """Of all sequences and a step, two of each sequence; an engine's plan takes its page size and its step's tokens."""
     manifest = dataclasses.replace(small_session(BFLOAT16, head_dim=32, num_layers=3).manifest, isa=("x86_64",))
     save_manifest(manifest, tmp_path)
-    exact_page = PAGE_SIZE * manifest.num_owners * 2 * manifest.num_kv_heads * 32 * 2
+    exact_page = PAGE_SIZE * manifest.model.num_owners * 2 * manifest.model.num_kv_heads * 32 * 2
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["exact_bytes"] == (2 * manifest.max_num_seqs + 128 // PAGE_SIZE) * exact_page
@@ -290,7 +290,9 @@ def test_inspect_and_plan_count_exact_pages(tmp_path, capsys) -> None:
     arguments = ["plan", "--model", str(tmp_path), "--input", "100", "--output", "50", "--json"]
     assert main(arguments) == 0
     plan = json.loads(capsys.readouterr().out)
-    (row,) = (row for row in plan["variants"] if row["num_owners"] == manifest.num_owners and row["name"] != "no cut")
+    (row,) = (
+        row for row in plan["variants"] if row["num_owners"] == manifest.model.num_owners and row["name"] != "no cut"
+    )
     assert row["kv_exact_bytes_per_request"] == 2 * exact_page
     assert row["kv_exact_bytes_per_step"] == 128 // PAGE_SIZE * exact_page
     assert "kv_policy" not in plan

@@ -7,7 +7,8 @@ import torch
 
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import CACHED, COUNTS
-from model_defs.rope import RopeConfig
+from model_defs.rope import inverse_frequencies
+from model_defs.rope_config import RopeConfig
 from plugins import load_library
 from tests.support.operators.shadowkv_batch import Batch, Stream
 from tests.support.operators.shadowkv_reference import Parameters, ShadowCache, exact_attention, rotate
@@ -43,7 +44,7 @@ class Checked:
         self.rng, self.policy = rng, policy
         self.batch = Batch(policy, streams, page_size, rng)
         parameters = Parameters(*(policy.parameters[name] for name in Parameters.__dataclass_fields__))
-        self.frequencies = RopeConfig().inverse_frequencies(streams[0].keys.shape[2])
+        self.frequencies = inverse_frequencies(RopeConfig(), streams[0].keys.shape[2])
         self.references = [
             ShadowCache(s.keys[: s.num_prompt], s.values[: s.num_prompt], self.frequencies, parameters, s.factored)
             for s in streams
@@ -189,7 +190,7 @@ def test_budget_of_the_length_at_full_rank_is_exact_attention(seed):
         queries = [torch.randn(1, 2 * kv_heads, dim) for _ in streams]
         for stream, query, got in zip(streams, queries, batch.attend(queries), strict=True):
             n = stream.length
-            positions, frequencies = torch.arange(n), RopeConfig().inverse_frequencies(dim)
+            positions, frequencies = torch.arange(n), inverse_frequencies(RopeConfig(), dim)
             q = rotate(query.expand(n, -1, -1), positions, frequencies)
             keys = rotate(stream.keys[:n], positions, frequencies)
             want = exact_attention(q, keys, stream.values[:n])[-1:]

@@ -7,7 +7,8 @@ import torch
 
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from model_defs.rope import RopeConfig
+from model_defs.rope import inverse_frequencies
+from model_defs.rope_config import RopeConfig
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.operators.shadowkv_reference import (
     Parameters,
@@ -22,7 +23,7 @@ from tests.support.rounding import assert_near, model_error, relative_error, sum
 
 def test_full_rank_and_budget_are_exact_attention():
     torch.manual_seed(0)
-    frequencies = RopeConfig().inverse_frequencies(16)
+    frequencies = inverse_frequencies(RopeConfig(), 16)
     for length, heads, kv_heads in ((40, 4, 2), (101, 3, 3), (75, 4, 1)):
         keys, values = torch.randn(2, length + 5, kv_heads, 16)
         q = rotate(torch.randn(length + 5, heads, 16), torch.arange(length + 5), frequencies)

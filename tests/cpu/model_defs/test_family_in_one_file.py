@@ -129,7 +129,7 @@ def test_an_engine_is_built_and_planned(tmp_path, capsys):
     """Greedy tokens are the reference's; config.json and engine have one plan."""
     common = write_checkpoint(tmp_path / "model")
     manifest = build_engine(tmp_path / "model", tmp_path / "engine", OPTIONS)
-    assert (manifest.model_type, manifest.kv_bias, manifest.k_norm) == ("novel", True, True)
+    assert (manifest.model.model_type, manifest.model.qkv_bias, manifest.model.qk_norm) == ("novel", True, True)
     assert_generates(tmp_path / "engine", config_of(tmp_path / "model"), common)
     rows = [plan(capsys, tmp_path / path) for path in ("model", "model/config.json", "engine")]
     sizes = [[(row["name"], row["num_parameters"], row["kv_bytes_per_token"]) for row in plan] for plan in rows]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_config
-from model_defs import ModelError, load_config
+from model_defs import ModelError, RopeConfig, load_config
+from model_defs.rope import inverse_frequencies
 from tests.support.models.checkpoints import ALL_FAMILIES
 
 BASE: dict[str, Any] = {
@@ -87,7 +87,7 @@ def test_longrope_has_factors_for_each_length() -> None:
     config = load_config({**hf, "head_dim": 2, "original_max_position_embeddings": 512})
     assert config.rope.amplitude == pytest.approx(math.sqrt(1 + math.log(16) / math.log(512)))
     assert config.rope.is_long and not config.for_length(512).rope.is_long and config.for_length(513) == config
-    assert config.rope.inverse_frequencies(2) * 4 == config.for_length(512).rope.inverse_frequencies(2) == 1
+    assert inverse_frequencies(config.rope, 2) * 4 == inverse_frequencies(config.for_length(512).rope, 2) == 1
 
 
 def test_yi_is_the_planners_preset() -> None:
@@ -96,7 +96,8 @@ def test_yi_is_the_planners_preset() -> None:
     heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rope_theta": 5e6}
     hf = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **heads, "rms_norm_eps": 1e-6}
     config = load_config(hf)
-    assert shape_of_config(config, "yi-1.5-9b") == PRESETS["yi-1.5-9b"].shape
+    others = {"model_type": "yi-1.5-9b", "rope": RopeConfig(), "bos_token_id": None, "eos_token_ids": ()}
+    assert dataclasses.replace(config, **others) == PRESETS["yi-1.5-9b"].model
     assert config.rope.theta == 5e6
 
 
@@ -122,7 +123,7 @@ def test_what_phi3_calls_longrope(kind: str) -> None:
     hf = {**BASE, "model_type": "phi3", "head_dim": 4, "partial_rotary_factor": 0.5, "sliding_window": 8192}
     config = load_config({**hf, "rope_scaling": {"type": kind, **factors}})
     assert (config.rope.kind, config.rope.original_max_position) == ("longrope", 4096)
-    assert config.rope.inverse_frequencies(4).tolist() == [0.25, 0.0]
+    assert inverse_frequencies(config.rope, 4).tolist() == [0.25, 0.0]
     assert set(config.layer_windows) == {0}  # nothing is outside of it
     assert set(load_config({**hf, "sliding_window": 8191}).layer_windows) == {8191}
 

@@ -18,8 +18,7 @@ from kvforge.checkpoint.model import check_weights, open_model, read_model_confi
 from kvforge.common.errors import BuildError, CheckpointError, KvforgeError
 from kvforge.compiler.convert import FREQUENCIES, convert_weights
 from kvforge.compiler.options import BuildOptions, resolve
-from kvforge.costs.weights import weight_bytes
-from kvforge.planning.shape import shape_of_config, shape_of_manifest
+from kvforge.costs.weights import num_parameters, weight_bytes
 from kvforge.quantize import quantize_checkpoint
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime.sessions.pools import device_bytes
@@ -174,10 +173,10 @@ def test_a_token_keeps_one_row_for_each_owner(kv_dtype: str, row: int, tmp_path:
     path = make_checkpoint(tmp_path / "c", FAMILY, cut=2, group_size=2)
     session = eager_session(path, dataclasses.replace(OPTIONS, kv_dtype=kv_dtype))
     manifest, pools = session.manifest, session.allocate_pools(6)
-    assert manifest.owners == (0, 1, 2)
+    assert manifest.model.owners == (0, 1, 2)
     assert manifest.kv_bytes_per_token == 3 * row
     assert device_bytes(manifest, pools) == 6 * OPTIONS.page_size * 3 * row
-    assert shape_of_manifest(manifest).cached_numbers == 40
+    assert manifest.model.cached_numbers_of(0) == 40
 
 
 def test_lites_sizes() -> None:
@@ -203,7 +202,7 @@ def test_lites_sizes() -> None:
     config = load_config(hf)
     assert config.attention_scale == pytest.approx(0.11472, abs=PRINTED)
     assert (config.rope.amplitude, config.max_position) == (1.0, 163840)
-    assert shape_of_config(config).num_parameters == 15_706_484_224
+    assert num_parameters(config) == 15_706_484_224
     two_way = load_config(hf | {"num_key_value_layers": 15, "key_value_group_size": 2})
     for each, owners, of_token in ((config, 27, 31104), (two_way, 21, 24192)):
         resolved = resolve(BuildOptions(dtype="bfloat16"), each, "BF16")
@@ -248,8 +247,8 @@ def test_the_weights_in_memory_are_those_that_are_counted(
     config = config_of(path)
     parameters = convert_weights(open_model(path), config, torch.bfloat16, tmp_path / "w", packed_dtype=dtype)
     held = sum(tensor.nbytes for key, tensor in load_file(tmp_path / "w").items() if key != FREQUENCIES)
-    counted = shape_of_config(config)
-    assert (counted.num_parameters, weight_bytes(counted, name)) == (parameters, held)
+    counted = config
+    assert (num_parameters(counted), weight_bytes(counted, name)) == (parameters, held)
 
 
 @pytest.mark.parametrize("query_rank", [None, 24])

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from model_defs.reference import _rotate
-from model_defs.rope import RopeConfig, apply_rope, rope_tables
-from model_defs.rotary_rows import RotaryRows
+from model_defs.rope import apply_rope, rope_tables
+from model_defs.rope_config import RopeConfig, RotaryRows
+from model_defs.rotary_rows import engine_rows, factors_of_rows, order_of_rows
 from plugins.packed_linear.int4 import Codes
 from tests.support.rounding import assert_near, sum_error
 
@@ -27,7 +28,9 @@ def test_scores_are_those_of_the_checkpoints_order(rope: RopeConfig) -> None:
     scores, expected = [], []
     for _ in "qk":
         stored = torch.randn(HEADS * HEAD_DIM, TOKENS, generator=generator)
-        turned = apply_rope(rows(stored).T.unflatten(1, (HEADS, HEAD_DIM)), *rope_tables(rope, HEAD_DIM, TOKENS))
+        turned = apply_rope(
+            engine_rows(rows, stored).T.unflatten(1, (HEADS, HEAD_DIM)), *rope_tables(rope, HEAD_DIM, TOKENS)
+        )
         scores.append(turned.transpose(0, 1))
         expected.append(_rotate(stored.T.unflatten(1, (HEADS, HEAD_DIM)).transpose(0, 1), rope))
         assert_near(scores[-1].sort(-1).values, expected[-1].sort(-1).values, sum_error(4))
@@ -38,7 +41,7 @@ def test_scores_are_those_of_the_checkpoints_order(rope: RopeConfig) -> None:
 def test_a_norm_behind_them_takes_the_amplitude() -> None:
     rows = RotaryRows(RopeConfig(amplitude=1.3, interleaved=True), HEAD_DIM, is_last=False)
     stored = torch.arange(2 * HEAD_DIM)
-    assert rows.factors(2 * HEAD_DIM) is None and rows(stored)[:3].tolist() == [0, 2, 4]
+    assert factors_of_rows(rows, 2 * HEAD_DIM) is None and engine_rows(rows, stored)[:3].tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("zeros", [None, torch.arange(2 * HEAD_DIM * 2, dtype=torch.uint8).view(-1, 2) % 16])
@@ -51,5 +54,5 @@ def test_codes_are_ordered_and_their_scales_multiplied(zeros: torch.Tensor | Non
         zeros,
     )
     rows = RotaryRows(RopeConfig(partial=0.5, interleaved=True, amplitude=1.25), HEAD_DIM)
-    found = codes.rows(rows.order(number), rows.factors(number)).dequantize()
-    assert_near(found, rows(codes.dequantize()), sum_error(2))
+    found = codes.rows(order_of_rows(rows, number), factors_of_rows(rows, number)).dequantize()
+    assert_near(found, engine_rows(rows, codes.dequantize()), sum_error(2))

@@ -5,7 +5,7 @@ import torch
 
 from kvforge.compiler.options import BuildOptions
 from model_defs import ModelConfig, load_config
-from model_defs.rope import rope_cos_sin
+from model_defs.rope import inverse_frequencies, rope_cos_sin
 from tests.support.rounding import assert_near, model_error, relative_error, rounded_model_error
 from tests.support.schedules.shadow_steps import TOKENS, mixed_steps
 from tests.support.sessions.eager import EagerSession, random_session
@@ -74,7 +74,7 @@ def test_bfloat16_is_close_to_exact_attention() -> None:
 def test_tables_hold_the_rotation_of_every_position() -> None:
     config = config_of("llama")
     tables = session(config, "shadowkv:rank=8", max_seq_len=200).rope_tables
-    frequencies = config.rope.inverse_frequencies(config.head_dim)
+    frequencies = inverse_frequencies(config.rope, config.head_dim)
     for position in (0, 1, 57, 199):
         for table, expected in zip(tables, rope_cos_sin(torch.tensor([position]), frequencies), strict=True):
             assert table.shape == (200, 8) and table.dtype == torch.float32

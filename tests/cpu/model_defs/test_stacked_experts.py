@@ -16,6 +16,7 @@ from kvforge.cli import main
 from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import resolve
+from kvforge.costs.weights import num_parameters
 from kvforge.planning.load import load_subject
 from kvforge.quantize import quantize_checkpoint
 from kvforge.rewire import RewireOptions, rewire_checkpoint
@@ -197,9 +198,9 @@ def test_the_published_sizes_are_planned(
     hf = {**PUBLISHED, "num_hidden_layers": layers, "num_local_experts": experts}
     hf["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    shape = load_subject(str(tmp_path)).shape
-    assert shape.num_parameters == pytest.approx(parameters, rel=THREE_DIGITS)
-    assert shape.experts is not None and (shape.experts.num_routed, shape.experts.num_active) == (experts, 4)
+    model = load_subject(str(tmp_path)).model
+    assert num_parameters(model) == pytest.approx(parameters, rel=THREE_DIGITS)
+    assert model.experts is not None and (model.experts.num_experts, model.experts.num_active) == (experts, 4)
     config = load_config(hf)
     assert config.layer_windows == (128, 0) * (layers // 2) and not config.rope.truncate
     assert config.max_position == 131072 and config.eos_token_ids == (200002,)

@@ -140,8 +140,8 @@ def test_a_text_part_is_quantized_in_4_bits_alone(tmp_path: Path) -> None:
 def test_a_plan_is_that_of_the_text_model(model_type: str, tmp_path: Path) -> None:
     path = model(tmp_path, model_type)
     subjects = [load_subject(str(path)), load_subject(str(path / "config.json"))]
-    assert subjects[0].shape.num_layers == TEXTS[model_type]["num_hidden_layers"]
-    assert subjects[0].shape == subjects[1].shape
+    assert subjects[0].model.num_layers == TEXTS[model_type]["num_hidden_layers"]
+    assert subjects[0].model == subjects[1].model
 
 
 PUBLISHED = {

@@ -6,7 +6,7 @@ import pytest
 
 from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes
 from kvforge.costs.flops import full_token, request_flops, skipped_token
-from kvforge.costs.weights import weight_bytes
+from kvforge.costs.weights import num_parameters, weight_bytes
 from kvforge.planning.capacity import (
     GIB,
     Machine,
@@ -18,6 +18,7 @@ from kvforge.planning.capacity import (
     normalized_tflops,
     requests_per_second,
 )
+from kvforge.planning.cuts import merged, with_cut, without_cut
 from kvforge.planning.presets import PRESETS
 
 PAPER = 0.01
@@ -29,20 +30,20 @@ THREE_DIGITS = 0.005
 CONTEXT_GROWS = 0.05
 """Output tokens attend to what is before them, a tenth more than the prompt, which the rule of thumb leaves out."""
 
-LLAMA_8B = PRESETS["llama-3.1-8b"].shape
+LLAMA_8B = PRESETS["llama-3.1-8b"].model
 INPUT, OUTPUT = 8192, 256
 
 
 def reduction(name, cut, group_size, kv_dtype="bfloat16"):
-    shape = PRESETS[name].shape
-    made = shape.with_cut(cut, group_size)
+    shape = PRESETS[name].model
+    made = with_cut(shape, cut, group_size)
     return 100 * (1 - kv_element_bytes(made, kv_dtype) / kv_bytes(shape, "bfloat16"))
 
 
 def test_plain_caches():
     assert kv_bytes(LLAMA_8B, "bfloat16") == 128 * 1024
-    assert kv_bytes(PRESETS["llama-3.1-70b"].shape, "bfloat16") == 320 * 1024
-    assert kv_bytes(PRESETS["deepseek-v2-lite"].shape, "bfloat16") == 27 * 576 * 2
+    assert kv_bytes(PRESETS["llama-3.1-70b"].model, "bfloat16") == 320 * 1024
+    assert kv_bytes(PRESETS["deepseek-v2-lite"].model, "bfloat16") == 27 * 576 * 2
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_cache_reductions_of_the_tables(name, cut, group_size, kv_dtype, percent
 
 
 def test_scales_of_an_8_bit_cache():
-    made = LLAMA_8B.with_cut(16, 4)
+    made = with_cut(LLAMA_8B, 16, 4)
     assert kv_scale_bytes(made, "int8") == 20 * 2 * 8 * 4
     assert kv_bytes(made, "int8") == 20 * 2 * 8 * (128 + 4)
     assert kv_scale_bytes(made, "int8_static") == kv_scale_bytes(made, "bfloat16") == 0
@@ -84,8 +85,8 @@ def test_scales_of_an_8_bit_cache():
 
 def test_normalized_rates_of_the_headlines():
     """30K tokens/s of 8B on one H100, 16K of 70B on four of 989 TFLOP/s: 480, and 560 each, 56.6% of the peak."""
-    assert normalized_tflops(LLAMA_8B.base_parameters, 30_000) == pytest.approx(480, rel=PAPER)
-    per_gpu = normalized_tflops(PRESETS["llama-3.1-70b"].shape.base_parameters, 16_000) / 4
+    assert normalized_tflops(num_parameters(without_cut(LLAMA_8B)), 30_000) == pytest.approx(480, rel=PAPER)
+    per_gpu = normalized_tflops(num_parameters(without_cut(PRESETS["llama-3.1-70b"].model)), 16_000) / 4
     assert per_gpu == pytest.approx(560, rel=PAPER)
     assert 100 * per_gpu / 989 == pytest.approx(56.6, rel=PAPER)
 
@@ -93,26 +94,27 @@ def test_normalized_rates_of_the_headlines():
 @pytest.mark.parametrize("name", PRESETS)
 def test_maximum_speedup_given_decode(name):
     """Amdahl's law in FLOPs: below the prefill's own ratio, towards it with longer prompts, 1 where only decode is."""
-    shape = PRESETS[name].shape
-    made = shape.with_cut(PRESETS[name].cuts[0])
+    shape = PRESETS[name].model
+    made = with_cut(shape, PRESETS[name].cuts[0])
     limit = skipped_token(shape, INPUT).total / skipped_token(made, INPUT).total
-    curve = [max_speedup(made, INPUT, INPUT // ratio) for ratio in (1, 2, 5, 10, 20, 50, 100)]
+    curve = [max_speedup(made, shape, INPUT, INPUT // ratio) for ratio in (1, 2, 5, 10, 20, 50, 100)]
     assert curve == sorted(curve) and curve[0] > 1 and curve[-1] < limit
-    assert max_speedup(made, INPUT, 100 * INPUT) < 1.05
-    assert max_speedup(shape, INPUT, OUTPUT) == 1
+    assert max_speedup(made, shape, INPUT, 100 * INPUT) < 1.05
+    assert max_speedup(shape, shape, INPUT, OUTPUT) == 1
     decode = request_flops(made, INPUT, OUTPUT) - request_flops(made, INPUT, 1)
     first, plain = request_flops(made, INPUT, 1), request_flops(shape, INPUT, 1)
-    assert max_speedup(made, INPUT, OUTPUT) == pytest.approx((plain + decode) / (first + decode))
+    assert max_speedup(made, shape, INPUT, OUTPUT) == pytest.approx((plain + decode) / (first + decode))
 
 
 def test_half_the_layers_at_ten_to_one_by_hand():
     """Where prompt and output tokens cost the same, 10:1 and half of the prefill allow 11 / 6 = 1.83 times."""
-    assert max_speedup(LLAMA_8B.with_cut(16), 8000, 800) == pytest.approx(11 / 6, rel=CONTEXT_GROWS)
+    assert max_speedup(with_cut(LLAMA_8B, 16), LLAMA_8B, 8000, 800) == pytest.approx(11 / 6, rel=CONTEXT_GROWS)
 
 
 def test_documented_speedups():
-    made = PRESETS["llama-3.1-70b"].shape.with_cut(40)
-    curve = [max_speedup(made, INPUT, round(INPUT / ratio)) for ratio in (1, 2, 5, 10, 20, 50, 100)]
+    plain = PRESETS["llama-3.1-70b"].model
+    made = with_cut(plain, 40)
+    curve = [max_speedup(made, plain, INPUT, round(INPUT / ratio)) for ratio in (1, 2, 5, 10, 20, 50, 100)]
     assert curve == pytest.approx([1.29, 1.46, 1.67, 1.79, 1.87, 1.92, 1.94], abs=PRINTED)
 
 
@@ -121,10 +123,10 @@ def table_5(memory_gib):
     machine = Machine(memory_gib * GIB, 0.25 * GIB, 989e12, 3.35e12)
     rows = {
         "baseline": (LLAMA_8B, "bfloat16"),
-        "single input": (LLAMA_8B.with_cut(16), "bfloat16"),
-        "4-way": (LLAMA_8B.with_cut(16, 4), "bfloat16"),
-        "4-way fp8": (LLAMA_8B.with_cut(16, 4), "fp8"),
-        "merge all": (LLAMA_8B.merged(), "bfloat16"),
+        "single input": (with_cut(LLAMA_8B, 16), "bfloat16"),
+        "4-way": (with_cut(LLAMA_8B, 16, 4), "bfloat16"),
+        "4-way fp8": (with_cut(LLAMA_8B, 16, 4), "fp8"),
+        "merge all": (merged(LLAMA_8B), "bfloat16"),
     }
     found = {}
     for row, (shape, kv_dtype) in rows.items():
@@ -175,12 +177,12 @@ def test_merging_all_layers_is_no_match_for_skipping_work():
     assert much["merge all"][1] < much["single input"][1]
     assert much["merge all"][0] >= 32 * much["baseline"][0]
     assert little["merge all"][0] > max(count for row, (count, _) in little.items() if row != "merge all")
-    assert LLAMA_8B.merged().num_owners == 1 and kv_bytes(LLAMA_8B.merged(), "bfloat16") == 4096
+    assert merged(LLAMA_8B).num_owners == 1 and kv_bytes(merged(LLAMA_8B), "bfloat16") == 4096
 
 
 def test_memory_for_is_the_inverse_of_capacity():
     for kv_dtype in ("bfloat16", "int8"):
-        made = LLAMA_8B.with_cut(16, 4)
+        made = with_cut(LLAMA_8B, 16, 4)
         needed = memory_for(made, 100_000, GIB, "fp8", kv_dtype)
         assert cache_tokens(made, Machine(needed, GIB), "fp8", kv_dtype) == 100_000
         assert cache_tokens(made, Machine(needed - 1, GIB), "fp8", kv_dtype) == 99_999
@@ -189,7 +191,7 @@ def test_memory_for_is_the_inverse_of_capacity():
 
 
 def test_bounds_on_requests_by_hand():
-    made, batch = LLAMA_8B.with_cut(16), 10
+    made, batch = with_cut(LLAMA_8B, 16), 10
     flops = batch * request_flops(made, INPUT, OUTPUT)
     fast = Machine(80 * GIB, flops_per_s=1e15)
     assert requests_per_second(made, fast, batch, INPUT, OUTPUT, "bfloat16", "bfloat16") == pytest.approx(
@@ -197,7 +199,7 @@ def test_bounds_on_requests_by_hand():
     )
     slow = Machine(80 * GIB, flops_per_s=1e30, bytes_per_s=1e12)
     not_read = made.vocab_size * made.hidden_size + (2 * 32 + 2) * made.hidden_size  # the lookup, and norms
-    step = 2 * (made.num_parameters - not_read) + batch * (INPUT + OUTPUT / 2) * kv_bytes(made, "bfloat16")
+    step = 2 * (num_parameters(made) - not_read) + batch * (INPUT + OUTPUT / 2) * kv_bytes(made, "bfloat16")
     assert requests_per_second(made, slow, batch, INPUT, OUTPUT, "bfloat16", "bfloat16") == pytest.approx(
         batch / (255 * step / 1e12)
     )
@@ -206,7 +208,7 @@ def test_bounds_on_requests_by_hand():
 
 def test_distillation_and_break_even_by_hand():
     """8B cut at half: layers 0..15 once, 16..31 and the head three more times beside the teacher's, and gradients."""
-    made, keys = LLAMA_8B.with_cut(16, 4), (INPUT + 1) / 2
+    made, keys = with_cut(LLAMA_8B, 16, 4), (INPUT + 1) / 2
     layer = 2 * (2 * 4096 * 4096 + 3 * 4096 * 14336)
     attention, head, key_value = 4 * 4096 * keys, 2 * 128256 * 4096, 4 * 4096 * 1024
     teacher = 32 * (layer + attention + key_value) + head

@@ -15,7 +15,6 @@ from kvforge.manifest import save_manifest
 from kvforge.planning import load
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs import load_config
 from perf.gpu.models import Limits, Variant, manifest_of, model_config, resolved_options
@@ -223,7 +222,7 @@ def test_an_engine_is_planned_with_its_own_formats(capsys, tmp_path):
     save_manifest(manifest, tmp_path)
     rows = plan(capsys, "--model", tmp_path, "--input", 1024)["variants"]
     row = next(row for row in rows if row["name"] == "cut 4 of 8, 2-way")
-    assert row["prompt_token_flops"]["total"] == prefill_flops_per_token(manifest, 1024)
+    assert row["prompt_token_flops"]["total"] == manifest.prefill_flops_per_token(1024)
     assert row["kv_bytes_per_token"] == manifest.kv_bytes_per_token
     assert config.early_exit and row["num_parameters"] == manifest.num_parameters  # the exit's head lies in memory
     assert row["weight_bytes"] == 2 * row["num_parameters"]
@@ -265,7 +264,7 @@ def test_zero_points_are_counted_as_build_keeps_them(capsys, tmp_path):
 
 def test_requests_beyond_the_models_positions_are_told(capsys):
     model = ["plan", "--model", str(ASSETS / "tiny-teacher"), "--output", "1", "--input"]
-    most = load_subject(model[2]).shape.max_position
+    most = load_subject(model[2]).model.max_position
     assert main([*model, str(most - 1)]) == 0 and capsys.readouterr().err == ""
     assert main([*model, str(most)]) == 0
     told = capsys.readouterr()
@@ -274,8 +273,7 @@ def test_requests_beyond_the_models_positions_are_told(capsys):
 
 
 def test_an_engine_that_predicts_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"), 2)
     (tmp_path / "engine.json").touch()
-    monkeypatch.setattr(load, "load_manifest", lambda path: fake_manifest(auxiliary_model=sizes))
+    monkeypatch.setattr(load, "load_manifest", lambda path: fake_manifest(auxiliary_model=fake_manifest().model))
     with pytest.raises(KvforgeError, match="fills the cache of prompts by another model"):
         load_subject(str(tmp_path))

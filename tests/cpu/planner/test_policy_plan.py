@@ -107,7 +107,7 @@ def test_an_engine_is_planned_with_its_own_policy_and_pages(capsys, tmp_path):
     plan = policy_plan(capsys, "--model", str(tmp_path), "--input", "100")
     assert (plan["parameters"], plan["page_size"]) == (policy.parameters, 8)
     row = plan["variants"][0]
-    assert row["device_bytes"] == manifest.num_owners * policy.device_bytes(manifest.owner_cache, 100)
+    assert row["device_bytes"] == manifest.model.num_owners * policy.device_bytes(manifest.owner_cache, 100)
     assert main(["plan", "--model", str(tmp_path), "--input", "100"]) == 0
     text = capsys.readouterr().out
     line = re.split(r"  +", next(line for line in text.splitlines() if line.startswith("no cut") and "KiB" in line))

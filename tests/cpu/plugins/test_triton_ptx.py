@@ -15,11 +15,11 @@ import plugins
 from plugins.chunk_cache_update import cuda as chunk_cache_update
 from plugins.registry import modules
 from plugins.rope_paged_kv_write import cuda as kv_write
-from plugins.triton_cache import CacheLayout
+from plugins.triton_cache import PoolLayout
 from plugins.triton_kernel import KernelSpec, Pointer, Size
 from plugins.triton_ptx import CAPABILITIES, CompiledKernel, compile_ptx
 
-BF16 = CacheLayout(torch.bfloat16, 16, 2, 64)
+BF16 = PoolLayout(torch.bfloat16, 16, 2, 64)
 SCALAR = {"i32": "u32"}
 
 
@@ -160,8 +160,8 @@ def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused(monk
 def test_unknown_capability_and_fp8_without_hardware_are_refused():
     with pytest.raises(plugins.PluginError, match="compute capabilities 80, 89, 90, 100, not 70"):
         compile_ptx(copy_spec(), 70)
-    fp8 = kv_write.kernel_spec(CacheLayout(torch.float8_e4m3fn, 16, 2, 64, dynamic=True), torch.bfloat16)
+    fp8 = kv_write.kernel_spec(PoolLayout(torch.float8_e4m3fn, 16, 2, 64, dynamic=True), torch.bfloat16)
     with pytest.raises(plugins.PluginError, match=r"FP8 KV cache needs compute capability 8.9, and this is 8.0"):
         compile_ptx(fp8, 80)
     with pytest.raises(plugins.PluginError, match="take no scales"):
-        CacheLayout(torch.bfloat16, 16, 2, 64, dynamic=True)
+        PoolLayout(torch.bfloat16, 16, 2, 64, dynamic=True)

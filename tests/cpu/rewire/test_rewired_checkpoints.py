@@ -207,4 +207,4 @@ def test_an_engine_is_built_from_it(tmp_path: Path, full: bool) -> None:
     source = make_checkpoint(tmp_path / "source", "qwen2", **LAYERS)
     rewire_checkpoint(source, tmp_path / "out", dataclasses.replace(OPTIONS, early_exit=True))
     manifest = build_engine(tmp_path / "out", tmp_path / "engine", BuildOptions(page_size=8, max_num_tokens=256))
-    assert (manifest.cut, manifest.owners) == (3, (0, 1, 2, 3, 5))
+    assert (manifest.model.cut, manifest.model.owners) == (3, (0, 1, 2, 3, 5))

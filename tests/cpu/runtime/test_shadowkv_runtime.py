@@ -86,9 +86,11 @@ def test_bytes_of_the_pools_are_the_policys():
     engine = LLMEngine(session=session, num_pages=pages, num_state_pages=pages, max_num_seqs=1)
     pools = engine.runner.pools
     compact = cache.padded(policy.compact_length(128)) * cache.token_bytes
-    exact = manifest.num_owners * pages * cache.page_size * cache.token_bytes
-    assert device_bytes(manifest, pools) == exact + manifest.num_owners * (policy.device_bytes(cache, 128) - compact)
-    assert host_bytes(manifest, pools) == manifest.num_owners * policy.host_bytes(cache, 128)
+    exact = manifest.model.num_owners * pages * cache.page_size * cache.token_bytes
+    assert device_bytes(manifest, pools) == exact + manifest.model.num_owners * (
+        policy.device_bytes(cache, 128) - compact
+    )
+    assert host_bytes(manifest, pools) == manifest.model.num_owners * policy.host_bytes(cache, 128)
     stats = engine.stats()
     assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (
         device_bytes(manifest, pools),
@@ -102,8 +104,10 @@ def test_bytes_of_the_pools_are_the_policys():
     stats = engine.stats()
     assert stats["num_compacted"] == 1
     num_cached = engine.scheduler.running[0].num_computed - len(prompt)
-    assert stats["kv_device_used_bytes"] == manifest.num_owners * policy.device_bytes(cache, len(prompt), num_cached)
-    assert stats["kv_host_used_bytes"] == manifest.num_owners * policy.host_bytes(cache, len(prompt))
+    assert stats["kv_device_used_bytes"] == manifest.model.num_owners * policy.device_bytes(
+        cache, len(prompt), num_cached
+    )
+    assert stats["kv_host_used_bytes"] == manifest.model.num_owners * policy.host_bytes(cache, len(prompt))
 
 
 WHOLE = 0.1
@@ -112,7 +116,7 @@ WHOLE = 0.1
 
 def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
     policy = ShadowKV(rank=160, chunk_size=8, sparse_budget=2048)
-    shape = dict(num_layers=2, owner_of_layer=(0, 1), num_kv_heads=8, num_heads=32, head_dim=128, max_position=2**17)
+    shape = dict(num_layers=2, num_kv_heads=8, num_heads=32, head_dim=128, max_position=2**17)
     limits = dict(page_size=64, max_seq_len=122 * 1024, max_num_seqs=48, max_num_tokens=2048)
     manifest = fake_manifest(
         **shape,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("kvforge", "model_defs", "plugins", "perf")
 OWN = {ROOT / f"model_defs/{name}.py" for name in families()}
 WRITTEN_OUT = {
-    "kvforge/training/config.py",
+    "perf/training/config.py",
     "perf/engine/scheduler.py",
     "perf/peers/prepare.py",
     "perf/harness/random_checkpoint.py",

@@ -7,9 +7,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kvforge.tasks import TASKS
-from kvforge.training.config import TINY_TEACHER
-from kvforge.training.documents import TASK_NAMES, make_batch
-from kvforge.training.tokenizer import FastEncoder, corpus
+from perf.training.config import TINY_TEACHER
+from perf.training.documents import TASK_NAMES, make_batch
+from perf.training.tokenizer import FastEncoder, corpus
 
 TOKENIZER = Path(__file__).parents[3] / "model_defs" / "assets" / "tiny-teacher" / "tokenizer.json"
 

@@ -13,9 +13,9 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.tasks import DEFAULT_TASKS
 from kvforge.tasks.prompt import make_examples
-from kvforge.training.config import TINY_HF_CONFIG, TINY_MODEL, TINY_STUDENT, TINY_TOKENIZER
-from kvforge.training.tokenizer import train_tokenizer
 from model_defs import load_config
+from perf.training.config import TINY_HF_CONFIG, TINY_MODEL, TINY_STUDENT, TINY_TOKENIZER
+from perf.training.tokenizer import train_tokenizer
 from tests.support.rounding import assert_near, config_of, model_error
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kvforge.training.config import EOS_ID, Stage, TeacherConfig
-from kvforge.training.documents import TASK_NAMES, make_batch, make_document
-from kvforge.training.teacher import train_teacher
-from kvforge.training.tiny import TINY_MODEL
-from kvforge.training.tokenizer import FastEncoder
+from perf.training.config import EOS_ID, Stage, TeacherConfig
+from perf.training.documents import TASK_NAMES, make_batch, make_document
+from perf.training.teacher import train_teacher
+from perf.training.tiny import TINY_MODEL
+from perf.training.tokenizer import FastEncoder
 
 TEACHER = Path(__file__).parents[3] / "model_defs" / "assets" / "tiny-teacher"
 

@@ -7,15 +7,15 @@ import torch
 
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import make_examples
-from kvforge.training.config import BOS_ID, EOS_ID, Stage
-from kvforge.training.documents import (
+from perf.training.config import BOS_ID, EOS_ID, Stage
+from perf.training.documents import (
     ANSWER_WEIGHT,
     TASK_NAMES,
     make_batch,
     make_document,
     make_pairs,
 )
-from kvforge.training.tokenizer import FastEncoder, train_tokenizer
+from perf.training.tokenizer import FastEncoder, train_tokenizer
 
 TOLD = {"needle_single", "quoting", "list_recall", "amounts", "qa_single"}
 """Tasks whose answer stands in the text as it is asked for."""

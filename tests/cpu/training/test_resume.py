@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from kvforge.training.config import TINY_MODEL, Stage, TeacherConfig
-from kvforge.training.loop import learning_rate, stage_of
-from kvforge.training.teacher import train_teacher
-from kvforge.training.tokenizer import FastEncoder, train_tokenizer
+from perf.training.config import TINY_MODEL, Stage, TeacherConfig
+from perf.training.loop import learning_rate, stage_of
+from perf.training.teacher import train_teacher
+from perf.training.tokenizer import FastEncoder, train_tokenizer
 
 MODEL = dataclasses.replace(
     TINY_MODEL,

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvforge.cli import main
-from kvforge.training.samples import HELD_OUT, TEXT, TRAIN, make_samples
+from perf.training.samples import HELD_OUT, TEXT, TRAIN, make_samples
 
 ROOT = Path(__file__).resolve().parents[3]
 ASSETS = ROOT / "model_defs" / "assets"

@@ -42,8 +42,13 @@ def test_an_engine_refers_to_its_checkpoint(tmp_path: Path, interpreter: str) ->
     options = BuildOptions(target="vllm", tensor_parallel_size=2, engine_args='{"enforce_eager": true}')
     manifest = build_engine(SWIFTKV, tmp_path / "engine", options, progress=told.append)
     assert tuple(told) == stages(options)
-    assert (manifest.target, manifest.cut, manifest.num_layers, manifest.num_owners) == ("vllm", 4, 8, 6)
-    assert (manifest.torch_version, manifest.dtype, manifest.early_exit) == ("2.13.0", "bfloat16", False)
+    assert (manifest.target, manifest.model.cut, manifest.model.num_layers, manifest.model.num_owners) == (
+        "vllm",
+        4,
+        8,
+        6,
+    )
+    assert (manifest.torch_version, manifest.dtype, manifest.model.early_exit) == ("2.13.0", "bfloat16", False)
     assert sorted(manifest.files) == ["tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", "vllm.json"]
     settings = load_settings(tmp_path / "engine")
     assert (settings.python, settings.vllm_version) == (interpreter, "0.32.0")
@@ -103,7 +108,7 @@ def test_a_model_that_kvforge_does_not_know(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     config |= {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "eos_token_id": [1, 2]}
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
-    found = build(tmp_path / "checkpoint", tmp_path / "engine")
+    found = build(tmp_path / "checkpoint", tmp_path / "engine")["model"]
     assert (found["model_type"], found["cut"], found["num_layers"]) == ("olmo2", 8, 8)
     assert (found["num_kv_heads"], found["head_dim"], found["eos_token_ids"]) == (2, 64, (1, 2))
     del config["num_hidden_layers"]
@@ -175,7 +180,7 @@ def test_layers_that_read_others_caches_are_no_cut_of_ours(tmp_path: Path) -> No
     )
     manifest = build(checkpoint, tmp_path / "engine")
     settings = load_settings(tmp_path / "engine")
-    assert manifest["cut"] == 4 and not settings.has_cut and settings.config == {}
+    assert manifest["model"]["cut"] == 4 and not settings.has_cut and settings.config == {}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs import ModelConfig
+from model_defs.rope import inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _attention(
     position = torch.arange(n)
     evicted = torch.tensor([max((p - keep for p, keep in due.items() if p <= i), default=0) for i in range(n)])
     distance = position[:, None] - position[None, :] - evicted[:, None] * (position < sinks)[None, :]
-    frequency = config.rope.inverse_frequencies(d).double()
+    frequency = inverse_frequencies(config.rope, d).double()
     phase = torch.exp(1j * distance[..., None] * frequency)
     as_complex = [torch.complex(part[..., : d // 2], part[..., d // 2 :]) for part in (q, k)]
     queries, keys = as_complex[0].unflatten(0, (kv_heads, -1)), as_complex[1]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs import ModelConfig
+from model_defs.rope import inverse_frequencies
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from tests.support.eviction.budgets import BUDGETS, Budgets
 from tests.support.eviction.calendar import calendar
@@ -31,7 +32,7 @@ class _Sequence:
         self.config, self.kv_dtype, self.is_probing = config, kv_dtype, False
         self.weights = {name: tensor.double() for name, tensor in weights.items()}
         self.scales = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
-        self._frequencies = config.rope.inverse_frequencies(config.head_dim).double()
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).double()
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}  # cosines and sines by position
         self.cosines: dict[int, dict[int, float]] = {owner: {} for owner in config.owners}
         self.lanes: dict[int, list[Lane]] = {owner: [[] for _ in range(config.num_kv_heads)] for owner in config.owners}

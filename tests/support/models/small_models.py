@@ -4,7 +4,7 @@ from typing import Any
 
 from kvforge.compiler import BuildOptions
 from model_defs import ModelConfig
-from model_defs.rope import RopeConfig
+from model_defs.rope_config import RopeConfig
 from tests.support.sessions.eager import EagerSession, random_session
 
 LIMITS: dict[str, Any] = {"page_size": 4, "max_num_tokens": 64, "max_num_seqs": 8, "max_seq_len": 128}

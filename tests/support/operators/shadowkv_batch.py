@@ -10,7 +10,8 @@ import plugins
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.chunk_selection import ChunkSelection, StepChunks
-from model_defs.rope import RopeConfig, apply_rope, rope_cos_sin
+from model_defs.rope import apply_rope, inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RopeConfig
 
 NAN = float("nan")
 
@@ -55,7 +56,7 @@ class Batch:
             torch.zeros(len(streams) + 1, kv_heads, 2, dtype=torch.int64),
             torch.full(paged, NAN),
         )
-        frequencies = RopeConfig().inverse_frequencies(self.dim)
+        frequencies = inverse_frequencies(RopeConfig(), self.dim)
         self.rope = rope_cos_sin(torch.arange(max(len(stream.keys) for stream in streams)), frequencies)
         for stream, slot in zip(streams, slots, strict=True):
             stream.slot = slot if stream.factored else -1

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
-from model_defs.rope import RopeConfig, rope_cos_sin
+from model_defs.rope import inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class ShadowModel:
         self.config, self.parameters = config, parameters
         self.weights = {name: tensor.double() for name, tensor in weights.items()}
         rope: RopeConfig = config.rope
-        self.frequencies = rope.inverse_frequencies(config.head_dim)
+        self.frequencies = inverse_frequencies(rope, config.head_dim)
 
     def logits(self, prompt: list[int], generated: list[int]) -> Tensor:
         """Logits ``[1 + len(generated), vocab]`` after the prompt and after each generated token."""

@@ -2,20 +2,49 @@
 
 import dataclasses
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
 
 from kvforge.manifest import SCHEMA_VERSION, Manifest
 from kvforge.runtime.sessions.session import Session
+from model_defs import ModelConfig, RopeConfig
 from plugins.speculative_verify.reference import reference
 
 POISON = -7.0
 
 
-def fake_manifest(**changes):
+def changed(manifest: Manifest, **changes: Any) -> Manifest:
+    """A manifest with other values of its fields, or of its model's."""
+    model = changes.pop("model", manifest.model)
+    of_model = {field.name for field in dataclasses.fields(ModelConfig)} & changes.keys()
+    sizes = {name: changes.pop(name) for name in of_model}
+    if "num_layers" in sizes:
+        sizes.setdefault("layer_windows", (0,) * sizes["num_layers"])
+    return dataclasses.replace(manifest, model=dataclasses.replace(model, **sizes), **changes)
+
+
+def fake_manifest(**changes: Any) -> Manifest:
     """A manifest of a model that does not exist."""
-    values = dict(
+    model = ModelConfig(
+        model_type="fake",
+        vocab_size=64,
+        hidden_size=2,
+        intermediate_size=1,
+        num_layers=2,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        rms_norm_eps=1e-6,
+        max_position=512,
+        rope=RopeConfig(),
+        layer_windows=(0, 0),
+        cut=1,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+    manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         kvforge_version="0",
         target="cpu",
@@ -25,35 +54,19 @@ def fake_manifest(**changes):
         weight_dtype="float32",
         kv_dtype="float32",
         kv_scales=(),
-        model_type="fake",
-        num_layers=2,
-        hidden_size=2,
-        intermediate_size=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=2,
-        vocab_size=64,
-        max_position=512,
-        layer_windows=(0, 0),
-        cut=1,
-        owner_of_layer=(0, 1),
-        early_exit=False,
+        model=model,
         page_size=4,
         max_num_seqs=8,
         max_num_tokens=64,
         max_seq_len=128,
         max_draft_len=0,
-        bos_token_id=1,
-        eos_token_ids=(2,),
         num_parameters=0,
         weights_file_bytes=0,
         checkpoint_sha256="",
         operators={},
         files={},
     )
-    fields = {field.name for field in dataclasses.fields(Manifest)}
-    values = {name: value for name, value in values.items() if name in fields}
-    return Manifest(**{**values, **changes})
+    return changed(manifest, **changes)
 
 
 class FakeSession(Session):

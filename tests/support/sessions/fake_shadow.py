@@ -4,9 +4,9 @@ import random
 
 import torch
 
+from kvforge.common.dtypes import torch_specs
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import COUNTS
-from kvforge.runtime.sessions.pools import state_specs
 from tests.support.sessions.fake import POISON, FakeSession
 
 POLICY = ShadowKV(rank=2, chunk_size=2, sparse_budget=4, num_outlier_chunks=1, num_local_tokens=2)
@@ -30,7 +30,9 @@ class FakeShadowSession(FakeSession):
         return torch.ones(self.manifest.max_seq_len, 1), torch.zeros(self.manifest.max_seq_len, 1)
 
     def allocate_pools(self, num_pages, state_pages=0, num_slots=None):
-        specs = state_specs(self.manifest, state_pages, num_slots)
+        specs = torch_specs(
+            self.manifest.cache_layout.state({"pages": state_pages, "sequences": num_slots, "cache": num_pages})
+        )
         super().allocate_pools(num_pages)
         self.pools = [(*kv, *(torch.full(shape, 99, dtype=dtype) for shape, dtype in specs)) for kv in self.pools]
         for pool in self.pools:

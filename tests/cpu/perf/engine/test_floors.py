@@ -7,6 +7,7 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.runtime.engine import LLMEngine
+from model_defs.experts import Experts
 from perf.engine.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
 from perf.peers.phases import PhaseTimes
@@ -31,12 +32,12 @@ PER_KEY = 2 * 2 * 8
 """FLOPs of one token's attention to one key in one layer: scores and values of both heads."""
 
 
-def engine_of(cut: int, owner_of_layer: tuple[int, ...], **changes):
-    return dataclasses.replace(fake_manifest(), **{**SIZES, **changes}, cut=cut, owner_of_layer=owner_of_layer)
+def engine_of(cut: int, group_size: int = 1, **changes):
+    return fake_manifest(**{**SIZES, **changes}, cut=cut, group_size=group_size)
 
 
 def test_prefill_counts_what_is_computed_above_and_below_the_cut():
-    made = engine_of(2, (0, 1, 2, 2), weight_dtype="bfloat16")
+    made = engine_of(2, 2, weight_dtype="bfloat16")
     times = PhaseTimes(mixed_rows=3, mixed_context=40)
     work = prefill_work(made, requests=5, input_tokens=6, times=times)
     prompt = 6 * (2 * LAYER + 3 * KV) + 2 * LAYER + 2 * 8 * 10
@@ -47,14 +48,14 @@ def test_prefill_counts_what_is_computed_above_and_below_the_cut():
 
 
 def test_without_a_cut_every_layer_is_computed():
-    work = prefill_work(engine_of(4, (0, 1, 2, 3)), 1, 6, PhaseTimes())
+    work = prefill_work(engine_of(4), 1, 6, PhaseTimes())
     assert work.linear_flops == 6 * 4 * (LAYER + KV) + 2 * 8 * 10
     assert work.attention_flops == 4 * PER_KEY * 21
 
 
 @pytest.mark.parametrize("kv_dtype, bytes_per_token", [("bfloat16", 3 * 2 * 4 * 2), ("int8", 3 * 2 * (4 + 4))])
 def test_decode_reads_weights_once_a_step_and_each_owners_cache(kv_dtype, bytes_per_token):
-    made = engine_of(2, (0, 1, 2, 2), kv_dtype=kv_dtype, weight_dtype="int8")
+    made = engine_of(2, 2, kv_dtype=kv_dtype, weight_dtype="int8")
     times = PhaseTimes(decode_steps=7, decode_rows=20, decode_context=300)
     work = decode_work(made, times)
     token = 4 * LAYER + 3 * KV + 2 * 8 * 10
@@ -64,8 +65,7 @@ def test_decode_reads_weights_once_a_step_and_each_owners_cache(kv_dtype, bytes_
 
 
 def test_a_step_reads_the_experts_of_its_tokens():
-    experts = {"num_experts": 8, "num_active_experts": 2, "expert_intermediate_size": 16}
-    made = engine_of(2, (0, 1, 2, 2), weight_dtype="bfloat16", **experts)
+    made = engine_of(2, 2, weight_dtype="bfloat16", experts=Experts(8, 2, 16, False, (0, 1, 2, 3)))
     one = decode_work(made, PhaseTimes(decode_steps=5, decode_rows=5))
     many = decode_work(made, PhaseTimes(decode_steps=5, decode_rows=5000))
     gated = 3 * 8 * 16  # weights of an expert
@@ -81,7 +81,7 @@ def test_the_slower_of_flops_and_bytes_is_the_floor():
 
 def test_windows_are_refused():
     with pytest.raises(KvforgeError, match="sliding windows"):
-        decode_work(engine_of(4, (0, 1, 2, 3), layer_windows=(0, 0, 0, 9)), PhaseTimes(decode_steps=1))
+        decode_work(engine_of(4, layer_windows=(0, 0, 0, 9)), PhaseTimes(decode_steps=1))
 
 
 def test_the_best_of_several_measurements_counts():

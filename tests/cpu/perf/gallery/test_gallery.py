@@ -26,7 +26,7 @@ def test_a_figure_is_current_small_and_shown(name: str, tmp_path: Path) -> None:
 
 def test_memory_by_hand() -> None:
     """Llama-3.1-8B: 32 layers of K and V, 8 heads of 128 numbers of 2 bytes. 4096 tokens are whole pages."""
-    model, by_name = PRESETS[MODEL].shape, {mechanism.name: mechanism for mechanism in MECHANISMS}
+    model, by_name = PRESETS[MODEL].model, {mechanism.name: mechanism for mechanism in MECHANISMS}
     full = 32 * 2 * 8 * 128 * 2 * 4096
 
     def times(name: str) -> float:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
@@ -29,8 +28,8 @@ def manifest(shape, name, target="cpu"):
 def test_shapes_are_llama_8b_and_its_cuts():
     plain, cut, groups, fp8 = (manifest(LLAMA_8B, name) for name in VARIANTS)
     assert plain.num_parameters == 8_030_261_248  # Llama-3.1-8B's own
-    assert (plain.cut, cut.cut, groups.cut) == (32, 16, 16)
-    assert (plain.num_owners, cut.num_owners, groups.num_owners) == (32, 32, 20)
+    assert (plain.model.cut, cut.model.cut, groups.model.cut) == (32, 16, 16)
+    assert (plain.model.num_owners, cut.model.num_owners, groups.model.num_owners) == (32, 32, 20)
     assert plain.kv_bytes_per_token == 131072
     assert fp8.kv_element_bytes_per_token * 2 == groups.kv_bytes_per_token
     assert fp8.kv_scale_bytes_per_token == 20 * 2 * 8 * 4
@@ -46,14 +45,16 @@ def test_flops_agree_with_the_planner_and_a_count_by_hand(name):
     made = manifest(LLAMA_8B, name)
     context = 8192
     prompt = costs.prompt_flops(made, context)
-    skipped = prefill_flops_per_token(made, context) * context
+    skipped = made.prefill_flops_per_token(context) * context
     last = costs.decode_flops(made, context)
     assert skipped < prompt < skipped + last
     # The last token's share below the cut is in both: what is added is the layers above, and the vocabulary.
     hidden, inner, q_dim = 4096, 14336, 4096
-    above = (32 - made.cut) * (4 * hidden * q_dim + 6 * hidden * inner + 4 * q_dim * context) + 2 * hidden * 128256
+    above = (32 - made.model.cut) * (
+        4 * hidden * q_dim + 6 * hidden * inner + 4 * q_dim * context
+    ) + 2 * hidden * 128256
     assert prompt == pytest.approx(skipped + above)
-    kv = made.num_owners * 4 * hidden * 1024
+    kv = made.model.num_owners * 4 * hidden * 1024
     assert last == pytest.approx(
         32 * (4 * hidden * q_dim + 6 * hidden * inner + 4 * q_dim * context) + kv + 2 * hidden * 128256
     )

@@ -8,12 +8,12 @@ import torch
 
 from kvforge.common.errors import KvforgeError
 from kvforge.tasks.chains import HOPS
-from kvforge.training.config import CHAINS_DOCUMENTS
-from kvforge.training.documents import TASK_NAMES, Batch
 from perf.harness.engines import TEACHER_DIR
 from perf.quality.chains import answers, asked, check_teacher, held_out
 from perf.quality.chains_report import GROUPS, markdown, plot, shares
 from perf.quality.swiftkv_students import Subject
+from perf.training.config import CHAINS_DOCUMENTS
+from perf.training.documents import TASK_NAMES, Batch
 
 TOLD, FAR = TASK_NAMES.index("chain_0"), TASK_NAMES.index("chain_8")
 

@@ -8,7 +8,6 @@ import pytest
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler import BuildOptions
 from kvforge.costs.flops import prompt_flops
-from kvforge.planning.shape import shape_of_manifest
 from perf.quality import kv_prediction, kv_prediction_costs
 from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import TASKS
@@ -31,7 +30,7 @@ def test_flops_are_those_of_what_is_run(manifest, monkeypatch: pytest.MonkeyPatc
     def flops(exact: ExactTokens | None) -> float:
         return kv_prediction_costs.flops(Path(), 100, exact)
 
-    assert flops(None) == prompt_flops(shape_of_manifest(manifest), 100)
+    assert flops(None) == prompt_flops(manifest.model, 100)
     kv = q = o = 2 * 64  # of a row of hidden state, for each output
     layer = kv * 64 + (q + o) * 64 + 6 * 64 * 96 + 4 * 64 * 50.5  # 2 of 3 layers run; heads are as the base's
     maps = 2 * 64 * 4 * 64

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvforge.tasks.prompt import Example
-from kvforge.training import student
 from perf.quality import answers, kv
 from perf.quality.kv_report import summarise, write_report
+from perf.training import student
 
 
 class Echo:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kvforge.swiftkv import SwiftKVForCausalLM
-from kvforge.training.config import TINY_MODEL
 from model_defs import load_config
 from perf.quality import swiftkv_students
 from perf.quality.swiftkv_report import markdown, reached, summarise, write_report
 from perf.quality.swiftkv_students import Curve, merge_heads, student_of
 from perf.quality.swiftkv_variants import HALF, TABLES, TEACHER, variants_of
+from perf.training.config import TINY_MODEL
 from tests.support.rounding import logprob_error, model_error
 
 HF = {

@@ -28,7 +28,7 @@ def small_engine() -> LLMEngine:
 
 def costs_of(engine: LLMEngine) -> CostModel:
     manifest = engine.manifest
-    return CostModel(manifest.num_layers, manifest.cut, manifest.page_size, manifest.page_bytes, PRICES)
+    return CostModel(manifest.model.num_layers, manifest.model.cut, manifest.page_size, manifest.page_bytes, PRICES)
 
 
 def test_times_are_means_over_requests() -> None:

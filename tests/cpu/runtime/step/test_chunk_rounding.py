@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
-from model_defs.rope import RopeConfig, rope_cos_sin
+from model_defs.rope import inverse_frequencies, rope_cos_sin
+from model_defs.rope_config import RopeConfig
 from tests.support.models.small_models import small_session
 from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, codes_apart, model_error, relative_error, sum_error
@@ -75,7 +76,7 @@ def test_shadowkv_keeps_other_chunks_only_where_similarities_tie() -> None:
     rounding: a choice has a boundary, as a code has. A tie that is made shows that one is enough."""
     policy = ShadowKV(rank=8, chunk_size=2, sparse_budget=8, num_outlier_chunks=2, num_local_tokens=4)
     generator = torch.Generator().manual_seed(0)
-    rope = rope_cos_sin(torch.arange(64), RopeConfig().inverse_frequencies(16))
+    rope = rope_cos_sin(torch.arange(64), inverse_frequencies(RopeConfig(), 16))
     flips = 0
     for case in range(60):
         keys = torch.randn(13, 4, 2, 16, generator=generator)

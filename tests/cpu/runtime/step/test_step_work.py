@@ -49,7 +49,7 @@ def test_each_piece_is_told_before_it_begins() -> None:
 def test_units_are_tokens_and_what_they_attend_to() -> None:
     session = FakeSession(num_parameters=NUM_PARAMETERS)
     manifest = session.manifest
-    of_pair = 2 * manifest.num_layers * manifest.num_heads * manifest.head_dim / NUM_PARAMETERS
+    of_pair = 2 * manifest.model.num_layers * manifest.model.num_heads * manifest.model.head_dim / NUM_PARAMETERS
     engine = LLMEngine(session=session, num_pages=60, max_num_tokens=8)
     told = watched(engine)
     engine.add_request("a", [5] * 12, GREEDY)

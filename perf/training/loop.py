@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from kvforge.distill.state import save_state
-from kvforge.training.config import Stage, TeacherConfig
-from kvforge.training.documents import TASK_NAMES, Batch, Encode, make_batch
+from perf.training.config import Stage, TeacherConfig
+from perf.training.documents import TASK_NAMES, Batch, Encode, make_batch
 
 
 @dataclass

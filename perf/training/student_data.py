@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvforge.training.config import EOS_ID, Stage
-from kvforge.training.documents import Encode, make_document
+from perf.training.config import EOS_ID, Stage
+from perf.training.documents import Encode, make_document
 
 
 def documents(stage: Stage, seed: int, encode: Encode) -> Iterator[list[int]]:

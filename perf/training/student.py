@@ -5,9 +5,9 @@ from pathlib import Path
 from kvforge.distill import distill_checkpoint
 from kvforge.distill.packing import DataSettings
 from kvforge.rewire import rewire_checkpoint
-from kvforge.training.config import StudentConfig
-from kvforge.training.documents import Encode
-from kvforge.training.student_data import write_samples
+from perf.training.config import StudentConfig
+from perf.training.documents import Encode
+from perf.training.student_data import write_samples
 
 
 def make_student(recipe: StudentConfig, teacher: Path, folder: Path, encode: Encode) -> Path:

@@ -1,17 +1,19 @@
-"""The tiny models: `python -m kvforge.training.tiny {tokenizer,teacher,student,chains}`.
+"""Make the tiny models.
+
+    python -m perf.training.tiny {tokenizer,teacher,student,chains}
 
 `chains` trains the teacher on, until it follows chains of eight links. `teacher`, `student` and `chains` continue where
 an interrupted run stopped, and write their checkpoint to --out at the end; with `--restart` they begin anew.
 """
 
-import argparse
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvforge.training.config import (
+from perf.harness.command import make_parser
+from perf.training.config import (
     CHAINS_TEACHER,
     TINY_HF_CONFIG,
     TINY_MODEL,
@@ -20,10 +22,10 @@ from kvforge.training.config import (
     TINY_TOKENIZER,
     TeacherConfig,
 )
-from kvforge.training.export import export_checkpoint
-from kvforge.training.student import make_student
-from kvforge.training.teacher import train_teacher
-from kvforge.training.tokenizer import FastEncoder, save_tokenizer, train_tokenizer
+from perf.training.export import export_checkpoint
+from perf.training.student import make_student
+from perf.training.teacher import train_teacher
+from perf.training.tokenizer import FastEncoder, save_tokenizer, train_tokenizer
 
 
 def load_tokenizer(work: Path) -> Tokenizer:
@@ -59,11 +61,7 @@ def make_teacher(what: str, work: Path, out: Path, tokenizer: Tokenizer, device:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m kvforge.training.tiny",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=("tokenizer", *TEACHERS, "student"))
     parser.add_argument("--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics")
     parser.add_argument("--out", type=Path, default=Path("model_defs/assets"), help="folder of the models")

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
-from kvforge.training.config import TeacherConfig
-from kvforge.training.documents import Batch, Encode
-from kvforge.training.loop import Progress, run_stages
 from model_defs import ModelConfig
+from perf.training.config import TeacherConfig
+from perf.training.documents import Batch, Encode
+from perf.training.loop import Progress, run_stages
 
 
 def weighted_loss(logits: Tensor, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kvforge.training.tokenizer import save_tokenizer
+from perf.training.tokenizer import save_tokenizer
 
 
 def export_checkpoint(

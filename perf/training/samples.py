@@ -1,6 +1,8 @@
-"""Small files to try `rewire`, `distill` and `eval` on the tiny teacher: `python -m kvforge.training.samples`."""
+"""Write small files to try `rewire`, `distill` and `eval` on the tiny teacher.
 
-import argparse
+python -m perf.training.samples
+"""
+
 import json
 import random
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kvforge.tasks.prompt import Example, make_example
+from perf.harness.command import make_parser
 
 TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
 """Those that the tiny teacher has learned, wholly or in part."""
@@ -38,7 +41,7 @@ def make_samples(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m kvforge.training.samples", description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", type=Path, default=Path("model_defs/assets"), help="folder of tiny-teacher")
     args = parser.parse_args()
     folder = args.models / "samples"

@@ -11,7 +11,7 @@ from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.chains import sample_chain
 from kvforge.tasks.item import Item, OutOfKeys
 from kvforge.tasks.prompt import scatter
-from kvforge.training.config import BOS_ID, EOS_ID, Stage
+from perf.training.config import BOS_ID, EOS_ID, Stage
 
 TASK_NAMES = tuple(TASKS)
 """A batch and the columns of a training's metrics name a task by its place."""

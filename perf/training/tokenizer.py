@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.prompt import question_block
-from kvforge.training.config import BOS_ID
+from perf.training.config import BOS_ID
 
 BOS, EOS = "<s>", "</s>"
 CORPUS_TASKS = ("needle_single", "needle_multi", "variables", "quoting", "list_recall", "arithmetic")

@@ -1,0 +1,38 @@
+"""A model with another cut: what a plan compares."""
+
+import dataclasses
+
+from kvforge.common.errors import KvforgeError
+from model_defs import ModelConfig
+
+
+def with_cut(model: ModelConfig, cut: int, group_size: int = 1, *, name: str = "the model") -> ModelConfig:
+    """Return the model with another cut and other AcrossKV groups; ``cut = num_layers`` is the plain model. A model
+    that was trained with caches shared by layers keeps those.
+
+    Raises:
+        KvforgeError: the cut or the group size is not one of this model, which the sentence calls ``name``.
+    """
+    layers, own_cut = model.num_layers, 1 + max(model.layer_owners, default=0)
+    if not 1 <= cut <= layers:
+        raise KvforgeError(f"--cut {cut} is outside {name}; give 1 to {layers}, where {layers} is no cut.")
+    if model.layer_owners and cut not in (own_cut, layers):
+        raise KvforgeError(
+            f"--cut {cut} is not of {name}, whose layers share caches already; give {own_cut}, or {layers} for no cut."
+        )
+    if model.layer_owners:
+        return dataclasses.replace(model, cut=cut)
+    if group_size < 1:
+        raise KvforgeError(f"--group-size is {group_size}; give the number of layers that share a cache, at least 1.")
+    early_exit = model.early_exit and cut < layers
+    return dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit)
+
+
+def without_cut(model: ModelConfig) -> ModelConfig:
+    """Return the plain model."""
+    return with_cut(model, model.num_layers)
+
+
+def merged(model: ModelConfig) -> ModelConfig:
+    """Return the plain model with one cache for all layers: the bound of merging caches without skipping work."""
+    return dataclasses.replace(without_cut(model), layer_owners=(0,) * model.num_layers)

@@ -1,1 +1,0 @@
-"""Training of the tiny teacher and its SwiftKV student in plain torch."""
