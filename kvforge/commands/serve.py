@@ -96,9 +96,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
-    from kvforge.gateway.auth import ApiKeys
+    from kvforge.gateway.http.auth import ApiKeys
+    from kvforge.gateway.http.process import GatewayProcess
     from kvforge.gateway.model import ServedModel
-    from kvforge.gateway.process import GatewayProcess
     from kvforge.serving.health.canary import Canary
     from kvforge.serving.health.server import HealthServer
     from kvforge.serving.logs.pump import STDERR, LogSink, log_to

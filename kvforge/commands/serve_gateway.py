@@ -10,7 +10,7 @@ from kvforge.commands.serve_doors import Doors
 from kvforge.common.errors import KvforgeError
 from kvforge.common.sampling_fields import AUTO, DEFAULT_FIELDS
 from kvforge.engine_cache.names import names_checkpoint
-from kvforge.gateway.auth import ENVIRONMENT
+from kvforge.gateway.http.auth import ENVIRONMENT
 from kvforge.gateway.options import GatewayOptions, help_of, option_of, type_of
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.serving.server.ports import PORTS

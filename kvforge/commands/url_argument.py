@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
-from kvforge.gateway.auth import ENVIRONMENT
+from kvforge.gateway.http.auth import ENVIRONMENT
 from kvforge.remote.server import SCHEMES, RemoteServer
 from kvforge.suggesting_parser import commands_of
 

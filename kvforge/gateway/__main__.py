@@ -3,9 +3,9 @@
 import sys
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.http.server import run
 from kvforge.gateway.model import sampling_defaults
 from kvforge.gateway.options import parse_options
-from kvforge.gateway.server import run
 from kvforge.serving.processes.cleanup import remove_gateway_folder
 from kvforge.serving.processes.watchdog import exit_with_parent
 

@@ -10,13 +10,13 @@ from typing import Any
 from kvforge.common.errors import KvforgeError
 from kvforge.common.sampling_fields import DEFAULT_FIELDS
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.marked_text import TOKEN
+from kvforge.gateway.languages.marked_text import TOKEN
+from kvforge.gateway.languages.reasoning_format import ReasoningFormat
+from kvforge.gateway.languages.reasoning_formats import reasoning_formats, recognised_reasoning
+from kvforge.gateway.languages.tool_format import ToolFormat
+from kvforge.gateway.languages.tool_formats import formats, recognised
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.reasoning_format import ReasoningFormat
-from kvforge.gateway.reasoning_formats import reasoning_formats, recognised_reasoning
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.gateway.tool_format import ToolFormat
-from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.text.limits import TextLimits

@@ -6,31 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, too_deep
-from kvforge.gateway.marked_text import TOKEN
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Tool calls that an answer may hold: its format's name, the functions that may be called, each with the types that
-    its arguments may have, what the prompt already says of the answer, whether the answer is one, whether there may be
-    several, and the format's markers that are tokens."""
-
-    format: str
-    types: dict[str, dict[str, list[str]]]
-    prefix: str
-    forced: bool
-    parallel: bool
-    tokens: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """Reasoning that an answer may begin with: its format's name, whether the prompt has begun it, and the format's
-    markers that are tokens, with their ids."""
-
-    format: str
-    opened: bool
-    tokens: dict[str, int]
+from kvforge.gateway.languages.asked_forms import Calls, Thinking
+from kvforge.gateway.languages.marked_text import TOKEN
 
 
 @dataclass(frozen=True)
@@ -38,7 +15,7 @@ class ParsedRequest:
     """One request to generate, or to tell tokens.
 
     Attributes:
-        template: a serialized ModelInferRequest without id and prompt, see kvforge.gateway.tensors; empty where
+        template: a serialized ModelInferRequest without id and prompt, see kvforge.gateway.engine.tensors; empty where
             tokens are only counted or shown.
         prompts: token ids of each, int32.
         n, stop, logprobs: as in SamplingParams: what the way from tokens to an answer depends on.

@@ -20,15 +20,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+from kvforge.gateway.answers.generation import Generation
+from kvforge.gateway.answers.tool_answers import chat_format
 from kvforge.gateway.endpoints import Endpoint
-from kvforge.gateway.generation import Generation
+from kvforge.gateway.engine.tensors import ResponseTokens
+from kvforge.gateway.engine.triton import Triton
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.gateway.request_reader import RequestReader
-from kvforge.gateway.tensors import ResponseTokens
-from kvforge.gateway.tool_answers import chat_format
-from kvforge.gateway.triton import Triton
+from kvforge.gateway.requests.request_reader import RequestReader
 from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.tables import markdown_table
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.engine.tensors import infer_request, request_template
+from kvforge.gateway.engine.triton import Triton
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.tensors import infer_request, request_template
-from kvforge.gateway.triton import Triton
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer

@@ -13,7 +13,7 @@ import yaml
 
 from kvforge.cli import make_parser
 from kvforge.commands.serve_doors import Doors, choose_doors
-from kvforge.gateway.auth import ENVIRONMENT
+from kvforge.gateway.http.auth import ENVIRONMENT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "deployment"
 OTHERS = {"ray": 6379}

@@ -58,7 +58,7 @@ def room(module: str, graph: Graph) -> str:
     parts = module.split(".")
     if parts[0] != "kvforge":
         return parts[0]
-    beside_rooms = parts[:2] in (["kvforge", "runtime"], ["kvforge", "serving"])
+    beside_rooms = parts[:2] in (["kvforge", "runtime"], ["kvforge", "serving"], ["kvforge", "gateway"])
     return ".".join(parts[: 3 if beside_rooms else 2])
 
 

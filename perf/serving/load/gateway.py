@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.gateway import GatewayOptions
-from kvforge.gateway.process import GatewayProcess
+from kvforge.gateway.http.process import GatewayProcess
 from kvforge.serving.logs.pump import LogSink
 from kvforge.serving.server.launcher import TritonServer
 

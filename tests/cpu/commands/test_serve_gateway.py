@@ -11,7 +11,7 @@ from kvforge.cli import make_parser
 from kvforge.commands.serve_doors import choose_doors
 from kvforge.commands.serve_gateway import choose_gateway, gateway_options
 from kvforge.common.errors import KvforgeError
-from kvforge.gateway.auth import ENVIRONMENT
+from kvforge.gateway.http.auth import ENVIRONMENT
 from kvforge.manifest import TOKENIZER_DIR, load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from kvforge.gateway.http.server import listen, make_server
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.server import listen, make_server
 from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, run_fake_triton

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from kvforge.gateway.call_events import Arguments, CallBegins, Event, Reasoning, Text
+from kvforge.gateway.languages.call_events import Arguments, CallBegins, Event, Reasoning, Text
 
 
 def put_together(events: Iterable[Event]) -> tuple[str, str, list[tuple[str, str]]]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvforge.gateway import held_answers
+from kvforge.gateway.answers.generation import LOGPROBS_AT_ONCE, TOKENS_AT_ONCE, Generation
+from kvforge.gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.generation import LOGPROBS_AT_ONCE, TOKENS_AT_ONCE, Generation
-from kvforge.gateway.held_answers import HeldAnswer, HeldAnswers
-from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
+from kvforge.gateway.http import held_answers
+from kvforge.gateway.http.held_answers import HeldAnswer, HeldAnswers
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from kvforge.runtime.text.stream import TextStream

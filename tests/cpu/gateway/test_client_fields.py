@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.left_header import LEFT_TOOLS_HEADER
+from kvforge.gateway.answers.left_header import LEFT_TOOLS_HEADER
 from kvforge.tokenization.past_reasoning import past_reasoning
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import WAIT_S, post

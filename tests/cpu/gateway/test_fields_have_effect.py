@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
-from kvforge.gateway import functions, guides, openapi, request_fields, responses_request, token_requests
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.field_descriptions import DESCRIPTIONS
-from kvforge.gateway.messages import fields as messages
+from kvforge.gateway.http import openapi
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.request_reader import RequestReader
+from kvforge.gateway.requests import functions, guides, request_fields, responses_request, token_requests
+from kvforge.gateway.requests.field_descriptions import DESCRIPTIONS
+from kvforge.gateway.requests.messages import fields as messages
+from kvforge.gateway.requests.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.tokenization import conversation
 from tests.cpu.gateway.engine_files import write_engine_files

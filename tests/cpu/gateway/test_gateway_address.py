@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.http.server import listen, make_server
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.server import listen, make_server
 
 WARNING = "other machines may generate here without a key"
 

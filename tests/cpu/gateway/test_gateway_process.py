@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kvforge.common.errors import KvforgeError
-from kvforge.gateway import GatewayOptions, process
-from kvforge.gateway.process import GatewayProcess
+from kvforge.gateway import GatewayOptions
+from kvforge.gateway.http import process
+from kvforge.gateway.http.process import GatewayProcess
 from kvforge.serving.logs.pump import LogSink
 from kvforge.serving.server.start_errors import StartCancelled
 

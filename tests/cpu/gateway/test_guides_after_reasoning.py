@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.functions import Function
-from kvforge.gateway.grammar_format import GrammarFormat
-from kvforge.gateway.marked_text import TOKEN
-from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.reasoning_formats import reasoning_formats
-from kvforge.gateway.tool_formats import formats
+from kvforge.gateway.answers.answer_reader import AnswerReader
+from kvforge.gateway.languages.asked_forms import Calls, Thinking
+from kvforge.gateway.languages.function import Function
+from kvforge.gateway.languages.grammar_format import GrammarFormat
+from kvforge.gateway.languages.marked_text import TOKEN
+from kvforge.gateway.languages.reasoning_formats import reasoning_formats
+from kvforge.gateway.languages.tool_formats import formats
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding

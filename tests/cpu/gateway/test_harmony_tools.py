@@ -8,12 +8,13 @@ import pytest
 from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.call_events import Event
-from kvforge.gateway.call_reader import with_token_marks
-from kvforge.gateway.functions import Function
-from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.tool_formats import formats, recognised
+from kvforge.gateway.answers.answer_reader import AnswerReader
+from kvforge.gateway.languages.asked_forms import Calls, Thinking
+from kvforge.gateway.languages.call_events import Event
+from kvforge.gateway.languages.call_reader import with_token_marks
+from kvforge.gateway.languages.function import Function
+from kvforge.gateway.languages.tool_formats import formats, recognised
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import h11
 import pytest
 
-from kvforge.gateway.http_pacing import EVENTS_AT_ONCE, FREE_CHUNKS, MAX_HEAD_BYTES, PacedConnection
+from kvforge.gateway.http.http_pacing import EVENTS_AT_ONCE, FREE_CHUNKS, MAX_HEAD_BYTES, PacedConnection
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import COMPLETION, call, connect, read_to_end
 

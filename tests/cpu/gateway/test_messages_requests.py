@@ -12,11 +12,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.messages.fields import SAMPLING
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.gateway.request_reader import RequestReader
+from kvforge.gateway.requests.messages.fields import SAMPLING
+from kvforge.gateway.requests.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.chat_template import TEMPLATE as PLAIN
 from tests.cpu.gateway.engine_files import write_engine_files

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvforge.gateway import triton as triton_module
+from kvforge.gateway.engine import triton as triton_module
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import COMPLETION, call, connect, endless, post, read_to_end, send_request, wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from kvforge.gateway import request_body as body
+from kvforge.gateway.requests import request_body as body
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import COMPLETION, call, connect, endless, post, read_to_end, wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import decoders
 
 from kvforge.common.refusals import Refusal
-from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
+from kvforge.gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from kvforge.serving.contract.failures import failed

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.http.server import make_server
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.responses_request import read_response_request
-from kvforge.gateway.server import make_server
+from kvforge.gateway.requests.responses_request import read_response_request
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of

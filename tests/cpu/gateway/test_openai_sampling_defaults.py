@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.http.server import make_server
 from kvforge.gateway.options import GatewayOptions, gateway_command, parse_options
-from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton

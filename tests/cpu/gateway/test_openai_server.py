@@ -16,8 +16,8 @@ import pytest
 from kvforge.common.errors import KvforgeError
 from kvforge.common.refusals import QUEUE_FULL, Refusal
 from kvforge.gateway import GatewayOptions, gateway_command
+from kvforge.gateway.http.server import listen
 from kvforge.gateway.options import parse_options
-from kvforge.gateway.server import listen
 from kvforge.serving.contract.failures import Failure, failed
 from kvforge.serving.processes import run_dir
 from kvforge.serving.processes.run_dir import STATE_FILE
@@ -147,7 +147,7 @@ def test_sigterm(engine_files: Path, _fake, triton: FakeTriton, drain_timeout: f
 
 def test_no_torch() -> None:
     """The gateway runs where no engine could."""
-    code = "import sys, kvforge.gateway.server; print('torch' in sys.modules)"
+    code = "import sys, kvforge.gateway.http.server; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300).stdout == "False\n"
 
 

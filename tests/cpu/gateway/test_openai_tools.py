@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from kvforge.common.errors import KvforgeError
 from kvforge.common.refusals import Refusal
+from kvforge.gateway.http.server import make_server
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.server import make_server
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.requests.guided_decoding import guide_error
 from kvforge.serving.contract.failures import failed

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import validate
 
-from kvforge.gateway.openapi import BODIES
+from kvforge.gateway.http.openapi import BODIES
 from tests.cpu.gateway.http_calls import call, post
 
 REQUESTS = {

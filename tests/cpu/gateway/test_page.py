@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvforge.cli import main
 from kvforge.common.sampling_fields import DEFAULT_FIELDS
-from kvforge.gateway.page.static_files import FOLDER
+from kvforge.gateway.http.page.static_files import FOLDER
 from tests.cpu.gateway.http_calls import call
 
 FILES = {path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
@@ -145,7 +145,7 @@ def test_what_the_page_is_told(url: str, start: Callable[..., str], metrics: Met
 
 
 def test_numbers_are_the_engines_and_asked_for_once(url: str, start: Callable[..., str], metrics, monkeypatch) -> None:
-    monkeypatch.setattr("kvforge.gateway.page.engine_numbers.HELD_S", 600.0)
+    monkeypatch.setattr("kvforge.gateway.http.page.engine_numbers.HELD_S", 600.0)
     watching = start(metrics=metrics.url)
     assert [call(watching, "GET", "/page/metrics").body for _ in range(3)] == [NUMBERS] * 3
     assert metrics.num_asked == 1
@@ -172,8 +172,8 @@ def test_one_port_has_all_metrics(url: str, start: Callable[..., str], metrics: 
 
 
 def test_metrics_wait_for_no_server_that_does_not_end_its_answer(start: Callable[..., str], monkeypatch) -> None:
-    monkeypatch.setattr("kvforge.gateway.page.engine_numbers.TIMEOUT_S", 0.3)
-    monkeypatch.setattr("kvforge.gateway.page.engine_numbers.HELD_S", 600.0)
+    monkeypatch.setattr("kvforge.gateway.http.page.engine_numbers.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("kvforge.gateway.http.page.engine_numbers.HELD_S", 600.0)
     asked, over = [], threading.Event()
 
     class Trickling(BaseHTTPRequestHandler):

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.gateway import reading
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.languages.asked_forms import Calls, Thinking
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
-from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking, pack, unpack
-from kvforge.gateway.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, Reading
-from kvforge.gateway.request_reader import RequestReader
+from kvforge.gateway.parsed_request import ParsedRequest, pack, unpack
+from kvforge.gateway.requests import reading
+from kvforge.gateway.requests.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, Reading
+from kvforge.gateway.requests.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.processes.facts import children
 from kvforge.workers import WorkersUnavailable

@@ -5,13 +5,14 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.call_events import Arguments, CallBegins, Reasoning, Text
-from kvforge.gateway.marked_text import TOKEN
-from kvforge.gateway.parsed_request import Calls, ParsedRequest, Thinking
-from kvforge.gateway.reasoning_format import plain
-from kvforge.gateway.reasoning_formats import reasoning_formats, recognised_reasoning
-from kvforge.gateway.reasoning_tokens import reasoning_tokens
+from kvforge.gateway.answers.answer_reader import AnswerReader
+from kvforge.gateway.answers.reasoning_tokens import reasoning_tokens
+from kvforge.gateway.languages.asked_forms import Calls, Thinking
+from kvforge.gateway.languages.call_events import Arguments, CallBegins, Reasoning, Text
+from kvforge.gateway.languages.marked_text import TOKEN
+from kvforge.gateway.languages.reasoning_format import plain
+from kvforge.gateway.languages.reasoning_formats import reasoning_formats, recognised_reasoning
+from kvforge.gateway.parsed_request import ParsedRequest
 
 FORMATS = reasoning_formats()
 PARTS = ["<think>", "</think>", "<|channel>", "<channel|>", "thought\n",

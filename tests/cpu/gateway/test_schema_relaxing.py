@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvforge.gateway.functions import read_tools
-from kvforge.gateway.schema_relaxing import ALL, ANY_OBJECT, Relaxed, relaxed
+from kvforge.gateway.languages.schema_relaxing import ALL, ANY_OBJECT, Relaxed, relaxed
+from kvforge.gateway.requests.functions import read_tools
 from kvforge.runtime.guides.grammar import grammar_of
 from kvforge.runtime.guides.limits import WIDE_JSON
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary

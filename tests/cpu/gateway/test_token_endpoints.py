@@ -10,7 +10,7 @@ import pytest
 from lm_eval.utils import RemoteTokenizer
 from tokenizers import Tokenizer, processors
 
-from kvforge.gateway.token_answers import AT_ONCE
+from kvforge.gateway.answers.token_answers import AT_ONCE
 from kvforge.manifest import TOKENIZER_DIR
 from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files

@@ -10,14 +10,15 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
-from kvforge.gateway.call_events import Event, Text
-from kvforge.gateway.call_object import CallObject
-from kvforge.gateway.call_reader import CallReader
-from kvforge.gateway.functions import Function, read_tools
-from kvforge.gateway.marked_text import TOKEN, MarkedText
-from kvforge.gateway.object_format import ObjectFormat
-from kvforge.gateway.schemas import moved
-from kvforge.gateway.tool_formats import formats, recognised
+from kvforge.gateway.languages.call_events import Event, Text
+from kvforge.gateway.languages.call_object import CallObject
+from kvforge.gateway.languages.call_reader import CallReader
+from kvforge.gateway.languages.function import Function
+from kvforge.gateway.languages.marked_text import TOKEN, MarkedText
+from kvforge.gateway.languages.object_format import ObjectFormat
+from kvforge.gateway.languages.schemas import moved
+from kvforge.gateway.languages.tool_formats import formats, recognised
+from kvforge.gateway.requests.functions import read_tools
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.requests.outputs import SequenceOutput

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from kvforge.gateway.answers.left_header import MAX_VALUE, left_header
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.functions import Function
-from kvforge.gateway.left_header import MAX_VALUE, left_header
-from kvforge.gateway.tool_formats import formats
-from kvforge.gateway.tool_guides import ToolGuide, guides_of_tools
+from kvforge.gateway.languages.function import Function
+from kvforge.gateway.languages.tool_formats import formats
+from kvforge.gateway.requests.tool_guides import ToolGuide, guides_of_tools
 
 
 def wide(name: str, num_properties: int, strict: bool = False) -> Function:

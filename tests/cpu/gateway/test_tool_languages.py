@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from kvforge.gateway.answer_reader import AnswerReader
-from kvforge.gateway.call_events import Event
-from kvforge.gateway.call_reader import with_token_marks
-from kvforge.gateway.functions import Function
-from kvforge.gateway.grammar_format import GrammarFormat
-from kvforge.gateway.marked_text import TOKEN
-from kvforge.gateway.parsed_request import Calls, ParsedRequest
-from kvforge.gateway.tagged_format import TaggedFormat
-from kvforge.gateway.tool_formats import formats, recognised
+from kvforge.gateway.answers.answer_reader import AnswerReader
+from kvforge.gateway.languages.asked_forms import Calls
+from kvforge.gateway.languages.call_events import Event
+from kvforge.gateway.languages.call_reader import with_token_marks
+from kvforge.gateway.languages.function import Function
+from kvforge.gateway.languages.grammar_format import GrammarFormat
+from kvforge.gateway.languages.marked_text import TOKEN
+from kvforge.gateway.languages.tagged_format import TaggedFormat
+from kvforge.gateway.languages.tool_formats import formats, recognised
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the gateway's packages")
 
 from kvforge.common.errors import KvforgeError
-from kvforge.gateway.auth import ENVIRONMENT, ApiKeys
+from kvforge.gateway.http.auth import ENVIRONMENT, ApiKeys
 
 KEYS = ["sk-first-key", "sk-2", "sk-" + "third" * 20]
 

@@ -9,9 +9,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.gateway.messages.fields import COUNTED, KNOWN
-from kvforge.gateway.request_fields import CHAT, COMPLETIONS
-from kvforge.gateway.token_requests import DETOKENIZE, TOKENIZE
+from kvforge.gateway.requests.messages.fields import COUNTED, KNOWN
+from kvforge.gateway.requests.request_fields import CHAT, COMPLETIONS
+from kvforge.gateway.requests.token_requests import DETOKENIZE, TOKENIZE
 from kvforge.serving.contract.parameters import (
     ERRORS_AS_TENSORS,
     KEEP_END_TOKEN,

@@ -109,7 +109,7 @@ PROGRAMS_WITHOUT_TORCH = (
     "model_defs.config", "model_defs.weights",
     "kvforge.cli", "kvforge.commands.serve", "kvforge.serving.server.supervisor", "kvforge.serving.stub.stub",
     "kvforge.serving.text_models.bls", "kvforge.serving.text_models.preprocess",
-    "kvforge.serving.text_models.postprocess", "kvforge.gateway.server", "kvforge.serving.engine.process",
+    "kvforge.serving.text_models.postprocess", "kvforge.gateway.http.server", "kvforge.serving.engine.process",
 )  # fmt: skip
 """What the processes of a server import to begin with; the engine's own reads torch with its engine."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.request_fields import screen
+from kvforge.gateway.requests.request_fields import screen
 from tests.support.pages import ROOT, TOP, WITH_COMMANDS, name
 
 STOPPED = re.compile(

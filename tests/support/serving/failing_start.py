@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.cli import main
-from kvforge.gateway import process as gateway_process
+from kvforge.gateway.http import process as gateway_process
 from kvforge.serving.processes.facts import children, descendants
 from kvforge.serving.server import launcher
 from kvforge.serving.server.triton_install import TritonInstall

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.gateway import tool_answers
+from kvforge.gateway.answers import tool_answers
 from perf.serving import parsing
 from tests.cpu.gateway.engine_files import write_engine_files
 

@@ -37,10 +37,10 @@ from tritonclient.grpc import service_pb2
 import kvforge.common.sampling_fields as table
 from kvforge.commands.remote_answers import _SAMPLING
 from kvforge.commands.sampling_options import add_sampling_options
-from kvforge.gateway.openapi import BODIES, body_schema
+from kvforge.gateway.http.openapi import BODIES, body_schema
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.sampling import sampling_params
-from kvforge.gateway.tensors import request_template
+from kvforge.gateway.requests.sampling import sampling_params
+from kvforge.gateway.engine.tensors import request_template
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.request import parse_batch
 from kvforge.vllm_engine.params import vllm_fields

@@ -119,7 +119,7 @@ def test_the_last_seeds_are_seeds(seed):
 
 @pytest.mark.parametrize("tiny", TINY)
 def test_what_the_gateway_sends_is_what_was_asked(tiny):
-    """As kvforge.gateway.tensors sends them: as float32."""
+    """As kvforge.gateway.engine.tensors sends them: as float32."""
     asked = SamplingParams(top_p=tiny, top_k=5, min_p=tiny, max_tokens=4, seed=3)
     tensors = {
         "request_output_len": np.array([[4]], np.int32),

@@ -1,0 +1,1 @@
+"""From an engine's tokens to what a client gets."""

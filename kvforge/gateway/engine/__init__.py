@@ -1,0 +1,1 @@
+"""The engine behind Triton: requests and responses as messages of gRPC."""

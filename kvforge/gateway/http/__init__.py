@@ -1,0 +1,1 @@
+"""The HTTP server: connections, routes, limits, errors, the page."""

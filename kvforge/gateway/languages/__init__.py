@@ -1,0 +1,1 @@
+"""How models write calls of tools and their reasoning: how to read, render and guide them."""
