@@ -1,4 +1,4 @@
-"""`python -m kvforge.gateway.requests.request_worker DIGEST OPTIONS…`: reads bodies for a gateway with these options."""
+"""`python -m kvforge.gateway.requests.request_worker DIGEST OPTIONS…`: reads bodies for a gateway of these options."""
 
 import sys
 

@@ -158,8 +158,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     monkeypatch.setattr(Address, "listen", listen_anywhere)
     monkeypatch.setattr("kvforge.runtime.LLM", Llm)
     monkeypatch.setattr("kvforge.runtime.AsyncLLM", AsyncLlm)
-    for path in ("serving.server.supervisor.Supervisor", "gateway.http.process.GatewayProcess", "serving.logs.pump.LogSink",
-                 "serving.health.canary.Canary", "serving.health.server.HealthServer",
+    for path in ("serving.server.supervisor.Supervisor", "gateway.http.process.GatewayProcess",
+                 "serving.logs.pump.LogSink", "serving.health.canary.Canary", "serving.health.server.HealthServer",
                  "engine_cache.build.cached_engine", "commands.serve.open_on_desktop"):  # fmt: skip
         monkeypatch.setattr(f"kvforge.{path}", record(path))
     monkeypatch.setattr("kvforge.serving.logs.pump.log_to", lambda *_: nullcontext())
