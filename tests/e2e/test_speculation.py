@@ -10,6 +10,7 @@ from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from tests.cpu.gateway.http_calls import Answer, post
 from tests.support.models.engines import SWIFTKV_FP8
 from tests.support.models.shelf import EngineShelf
 from tests.support.serving.server import ask, started, text_of, wait_until
@@ -66,3 +67,17 @@ def test_answers_acceptance_and_bytes(drafting_engine: Path, drafting_server: Tr
     device, host = (value(drafting_server, "kvforge_kv_cache_bytes", memory=memory) for memory in ("device", "host"))
     assert (device, host) == (stats["kv_device_bytes"], stats["kv_host_bytes"])
     assert value(drafting_server, "kvforge_kv_cache_used_bytes", memory="device") == 0
+
+
+def test_outputs_are_kept_for_requests_of_their_scope(drafting_engine: Path) -> None:
+    options = ServerOptions(kv_cache_gib=KV_CACHE_GIB, speculative=SpeculativeConfig("suffix"))
+    with started(TritonServer(drafting_engine, options)) as server:
+
+        def answer(**parameters: str | int) -> Answer:
+            asked = ask("tensorrt_llm", [5, 6, 7], 20, streaming=False, end_id=-1)
+            return post(f"{server.http_url}/v2/models/tensorrt_llm/generate", {**asked, **parameters})
+
+        assert [answer(**given).status for given in ({}, {"draft_scope": "a"}, {"draft_scope": "b"})] == [200] * 3
+        wait_until(lambda: value(server, "kvforge_suffix_tokens") == 40, "two outputs of three are kept")
+        refused = answer(draft_scope=5)
+        assert refused.status == 400 and "'draft_scope' cannot be used; give a text" in refused.body
