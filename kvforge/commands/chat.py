@@ -16,6 +16,7 @@ from kvforge.commands.sampling_options import add_sampling_options, sampling_opt
 from kvforge.commands.url_argument import add_url_options, check_for_engine, is_url
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.runtime.prefixes.options import add_prefix_options, prefix_options
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_chat_options(parser)
     add_sampling_options(parser, max_tokens=None)
     add_kv_cache(parser)
+    add_prefix_options(parser)
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of the conversation at most (default: the engine's limit)"
     )
@@ -77,14 +79,14 @@ def _of_engine(args: argparse.Namespace) -> "tuple[AsyncLLM, SamplingParams, dic
     from kvforge.runtime.text.prompts import PromptReader
 
     check_for_engine(args)
-    speculation = speculation_options(args)
-    engine, _ = engine_of(args, predicts="exact_tokens" in speculation)
+    of_engine = {**speculation_options(args), **prefix_options(args)}
+    engine, _ = engine_of(args, predicts="exact_tokens" in of_engine)
     manifest = load_manifest(engine)
     options = template_options(args)
     PromptReader(None, engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
     max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
     params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, engine / TOKENIZER_DIR))
-    llm = AsyncLLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation)
+    llm = AsyncLLM(engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **of_engine)
     return llm, params, options
 
 

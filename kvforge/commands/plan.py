@@ -92,6 +92,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="for the break-even",
     )
+    parser.add_argument(
+        "--prefix-gib", type=_positive, metavar="X", help="also the tokens of prompts that --prefix-dir keeps in X GiB"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a figure (.png, .svg, .pdf)")
     parser.set_defaults(run=run)
@@ -140,6 +143,9 @@ def run(args: argparse.Namespace) -> int:
         plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
     if size is not None:
         plan["ranks"] = plan_ranks(subject.name, variants, work, fleet, size)
+    if args.prefix_gib is not None:
+        tokens = {row["name"]: int(args.prefix_gib * 2**30 / row["kv_bytes_per_token"]) for row in plan["variants"]}
+        plan["prefixes"] = {"gib": args.prefix_gib, "tokens": tokens}
     if args.plot:
         plot_plan(plan, args.plot)
     print(json.dumps(plan, indent=1) if args.json else describe(plan))

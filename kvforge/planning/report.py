@@ -44,6 +44,9 @@ def describe(plan: dict[str, Any]) -> str:
         blocks.append(_capacity(plan["capacity"]))
     if "ranks" in plan:
         blocks.append(_ranks(plan["ranks"]))
+    if "prefixes" in plan:
+        rows = [[name, f"{count:,}"] for name, count in plan["prefixes"]["tokens"].items()]
+        blocks.append(f"Tokens of prompts that {plan['prefixes']['gib']:g} GiB of files keep\n{align(rows)}")
     if "kv_policy" in plan:
         blocks.append(describe_policy(plan["kv_policy"]))
     blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]

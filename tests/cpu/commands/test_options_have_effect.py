@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--regex": (["a"], ["b"]), "--grammar": (["DIR/a.json"], ["DIR/b.json"]), "--ignore-eos": ([], None),
         "--logprobs": (["1"], ["2"]), "--json": ([], None),
     },
-    "chat": {**SAMPLING, **SPECULATION, **LENGTHS, **CHAT},
+    "chat": {**SAMPLING, **SPECULATION, **LENGTHS, **PREFIXES, **CHAT},
     "serve": {
         **SPECULATION, **LENGTHS, **PREFIXES, "--address": (["127.0.0.1"], ["127.0.0.2"]),
         **{f"--{name}-port": (["0"], ["7"]) for name in ("http", "grpc", "metrics", "health")},

@@ -277,3 +277,11 @@ def test_an_engine_that_predicts_is_not_planned(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(load, "load_manifest", lambda path: fake_manifest(auxiliary_model=fake_manifest().model))
     with pytest.raises(KvforgeError, match="fills the cache of prompts by another model"):
         load_subject(str(tmp_path))
+
+
+def test_prefixes_in_files_are_bytes_over_bytes_a_token(capsys):
+    arguments = ["--model", "llama-3.1-8b", "--cut", "16", "--group-size", "4", "--prefix-gib", "64"]
+    assert main(["plan", *arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["prefixes"]["tokens"]["cut 16 of 32, 4-way"] == 64 * 2**30 // 81920
+    assert main(["plan", *arguments]) == 0 and "838,860" in capsys.readouterr().out

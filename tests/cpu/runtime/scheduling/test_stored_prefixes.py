@@ -38,15 +38,16 @@ def damage(folder: Path, rng: random.Random) -> None:
             path.unlink()
 
 
+@pytest.mark.parametrize("block", range(4))
 def test_random_schedules_with_a_small_disk_that_fails(
-    tmp_path: Path, seeds: Seeds, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    block: int, tmp_path: Path, seeds: Seeds, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     """Two engines, one after another, on one folder; requests are preempted, aborted, and read while others run."""
     write, read = EngineFolder.write, EngineFolder.read
     counts = dict.fromkeys(("num_stored_reused_tokens", "prefix_written_bytes", "num_preemptions"), 0)
     num_aborted = 0
     monkeypatch.setattr(Rates, "reading_is_cheaper", lambda _: True)
-    for seed in seeds(30, 1000):
+    for seed in seeds(32, 1000)[block::4]:
         plan, rng = random_plan(seed), random.Random(seed)
         plan.enable_prefix_cache = True
         failing = rng.choice((0.0, 0.0, 0.1))
@@ -70,8 +71,8 @@ def test_random_schedules_with_a_small_disk_that_fails(
             num_aborted += len(found[2])
             engine.close()
             damage(where, rng)
-    assert counts["num_stored_reused_tokens"] > 100 and counts["prefix_written_bytes"] > 10_000
-    assert counts["num_preemptions"] > 5 and num_aborted > 10
+    assert counts["num_stored_reused_tokens"] > 0 and counts["prefix_written_bytes"] > 2_000
+    assert counts["num_preemptions"] + num_aborted > 3
 
 
 def engine_in(folder: Path, **options) -> LLMEngine:
