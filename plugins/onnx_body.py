@@ -17,7 +17,7 @@ DOMAIN_VERSION = 1
 Value = str
 
 
-class Body:
+class FunctionBody:
     """Collects nodes; `body.Add(x, y)` appends one and returns its output (`outputs=n`: a tuple of n).
 
     Other keyword arguments are the node's attributes.
@@ -108,12 +108,12 @@ class Body:
         return self.to(value, TensorProto.INT64)
 
     def loop(
-        self, trip_count: Value, initial: Value, rank: int, step: Callable[["Body", Value, Value], Value]
+        self, trip_count: Value, initial: Value, rank: int, step: Callable[["FunctionBody", Value, Value], Value]
     ) -> Value:
         """`for i in range(trip_count): x = step(body, i, x)` for one float32 tensor of `rank`; returns the last x."""
         self._num_subgraphs += 1
         prefix = f"{self._prefix}loop{self._num_subgraphs}_"
-        inner = Body(prefix)
+        inner = FunctionBody(prefix)
         index, condition, carried = (prefix + name for name in ("i", "condition", "carried"))
         result = step(inner, index, carried)
         inner.nodes.append(helper.make_node("Identity", [condition], [prefix + "continue"]))
@@ -134,14 +134,18 @@ class Body:
         return self.Loop(trip_count, self.constant(True, np.bool_), initial, body=graph)
 
     def choose(
-        self, condition: Value, then: Callable[["Body"], Value], otherwise: Callable[["Body"], Value], rank: int
+        self,
+        condition: Value,
+        then: Callable[["FunctionBody"], Value],
+        otherwise: Callable[["FunctionBody"], Value],
+        rank: int,
     ) -> Value:
         """The float32 tensor of `rank` that one of two branches gives; only that one runs."""
         self._num_subgraphs += 1
         graphs = []
         for name, branch in (("then", then), ("else", otherwise)):
             prefix = f"{self._prefix}{name}{self._num_subgraphs}_"
-            inner = Body(prefix)
+            inner = FunctionBody(prefix)
             result = branch(inner)
             info = helper.make_tensor_value_info(result, TensorProto.FLOAT, [None] * rank)
             graphs.append(helper.make_graph(inner.nodes, prefix + "body", [], [info]))

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from plugins.kv_quantization import SMALLEST_SCALE
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_node import Cache
 from plugins.onnx_pairs import in_pairs
 
@@ -18,19 +18,19 @@ FLOAT = TensorProto.FLOAT
 LARGEST = {Cache.E4M3: 448.0, Cache.INT8: 127.0, Cache.INT4: 7.0}
 
 
-def readable(body: Body, pool: Value, cache: Cache) -> Value:
+def readable(body: FunctionBody, pool: Value, cache: Cache) -> Value:
     """The pool in a dtype that can be gathered from."""
     return body.to(pool, TensorProto.FLOAT16) if cache is Cache.E4M3 else pool
 
 
-def writable(body: Body, pool: Value, cache: Cache) -> tuple[Value, Callable[[Value], Value]]:
+def writable(body: FunctionBody, pool: Value, cache: Cache) -> tuple[Value, Callable[[Value], Value]]:
     """The pool in a dtype that can be scattered into, and the way back."""
     if cache is not Cache.E4M3:
         return pool, lambda result: result
     return body.to(pool, TensorProto.FLOAT16), lambda result: body.to(result, TensorProto.FLOAT8E4M3FN)
 
 
-def row_scale(body: Body, x: Value, cache: Cache) -> Value:
+def row_scale(body: FunctionBody, x: Value, cache: Cache) -> Value:
     """max|x| / the largest stored magnitude over the last dimension, kept with size 1, and at least 2**-126; NaN where
     the row has one."""
     scale = body.Max(
@@ -41,7 +41,7 @@ def row_scale(body: Body, x: Value, cache: Cache) -> Value:
     return body.Where(body.to(has_nan, TensorProto.BOOL), body.constant(np.nan, np.float32), scale)
 
 
-def quantize(body: Body, x: Value, scale: Value, cache: Cache) -> Value:
+def quantize(body: FunctionBody, x: Value, scale: Value, cache: Cache) -> Value:
     """x / scale saturated and rounded half to even: int8, bytes of two int4, or the float16 that holds the e4m3 number.
 
     A NaN stays one in e4m3 and becomes 0 in integers.

@@ -3,10 +3,10 @@
 import numpy as np
 from onnx import TensorProto
 
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 
 
-def rotate_blocks(body: Body, x: Value, head_dim: Value) -> Value:
+def rotate_blocks(body: FunctionBody, x: Value, head_dim: Value) -> Value:
     """`x` `[..., head_dim]` float32 as `plugins.kv_rotation.rotate_blocks` gives it, with its bits: pairs by strides 1,
     2, 4, …, one for each turn of a loop."""
     double, two = TensorProto.DOUBLE, body.constant(2)
@@ -14,7 +14,7 @@ def rotate_blocks(body: Body, x: Value, head_dim: Value) -> Value:
     ratio = body.Div(body.Log(body.to(size, double)), body.constant(np.log(2.0), np.float64))
     turns = body.to_int64(body.Round(ratio))
 
-    def turn(inner: Body, i: Value, flat: Value) -> Value:
+    def turn(inner: FunctionBody, i: Value, flat: Value) -> Value:
         pairs = inner.Reshape(flat, inner.shape(-1, 2, inner.Pow(two, i)))
         first, second = inner.Split(pairs, outputs=2, axis=1, num_outputs=2)
         joined = inner.Concat(inner.Add(first, second), inner.Sub(first, second), axis=1)
@@ -26,7 +26,7 @@ def rotate_blocks(body: Body, x: Value, head_dim: Value) -> Value:
     return body.Reshape(body.Mul(flat, factor), shape, allowzero=1)
 
 
-def in_pairs(body: Body, codes: Value) -> Value:
+def in_pairs(body: FunctionBody, codes: Value) -> Value:
     """Codes `[..., head_dim]` int8 as bytes `[..., head_dim/2]` uint8, the even one in the lower half."""
     halves = body.Mod(body.to(codes, TensorProto.INT32), body.constant(16, np.int32))
     even, odd = _split(body, halves, body.constant([0]), body.constant([1]))
@@ -34,13 +34,13 @@ def in_pairs(body: Body, codes: Value) -> Value:
     return body.to(both, TensorProto.UINT8)
 
 
-def _split(body: Body, x: Value, first: Value, second: Value) -> tuple[Value, Value]:
+def _split(body: FunctionBody, x: Value, first: Value, second: Value) -> tuple[Value, Value]:
     """Every other element along the last dimension, from the first and from the second on."""
     end, axis, step = body.constant([2**62]), body.constant([-1]), body.constant([2])
     return body.Slice(x, first, end, axis, step), body.Slice(x, second, end, axis, step)
 
 
-def out_of_pairs(body: Body, pairs: Value) -> Value:
+def out_of_pairs(body: FunctionBody, pairs: Value) -> Value:
     """The numbers `[..., head_dim]` float32 of bytes `[..., head_dim/2]` uint8."""
     last, sixteen = body.constant([-1]), body.constant(16, np.int32)
     stored = body.to(pairs, TensorProto.INT32)

@@ -34,7 +34,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One whole answer; ``prompt_tokens`` is None, and tokens are chunks, where the server sends no usage."""
 
     trace: RequestTrace
@@ -87,7 +87,7 @@ class Load:
             await self._ask(self._prompt(rng))
         return notes
 
-    async def _first(self, rng: np.random.Generator, notes: list[str]) -> Answer:
+    async def _first(self, rng: np.random.Generator, notes: list[str]) -> TimedAnswer:
         """Ask once, with fewer fields where the server refuses some, which ``notes`` say then."""
         for names, note in _FALLBACKS:
             try:
@@ -109,7 +109,7 @@ class Load:
         gate, num_open, peak = asyncio.Semaphore(level.concurrency or num_prompts), 0, 0
         begin = time.perf_counter()
 
-        async def one(prompt: Any, wait: float) -> Answer | KvforgeError:
+        async def one(prompt: Any, wait: float) -> TimedAnswer | KvforgeError:
             nonlocal num_open, peak
             await asyncio.sleep(begin + wait - time.perf_counter())
             async with gate:
@@ -124,7 +124,7 @@ class Load:
 
         found = await asyncio.gather(*map(one, prompts, waits.tolist()))
         seconds = time.perf_counter() - begin
-        answers = [answer for answer in found if isinstance(answer, Answer)]
+        answers = [answer for answer in found if isinstance(answer, TimedAnswer)]
         failures = [str(error) for error in found if isinstance(error, KvforgeError)]
         return {
             "request_rate": level.rate if math.isfinite(level.rate) else "inf",
@@ -135,7 +135,7 @@ class Load:
             **self._numbers(answers, seconds, goals),
         }
 
-    def _numbers(self, answers: list[Answer], seconds: float, goals: Goals | None) -> dict[str, Any]:
+    def _numbers(self, answers: list[TimedAnswer], seconds: float, goals: Goals | None) -> dict[str, Any]:
         traces = [answer.trace for answer in answers]
         num_in = sum(self._input_len if each.prompt_tokens is None else each.prompt_tokens for each in answers)
         num_out = sum(trace.tokens[-1] for trace in traces)
@@ -167,7 +167,7 @@ class Load:
             return rng.choice(self._ids, self._input_len).tolist()
         return " ".join(rng.choice(self._words, self._input_len))
 
-    async def _ask(self, prompt: Any) -> Answer:
+    async def _ask(self, prompt: Any) -> TimedAnswer:
         chunks: list[_Chunk] = []
         prompt_tokens, total = None, None
         sent = time.perf_counter()
@@ -189,7 +189,7 @@ class Load:
             raise KvforgeError(f"{self._server.url} answered without a token.")
         if total is not None and total != counts[-1]:
             counts = [round(total * (index + 1) / len(arrivals)) for index in range(len(arrivals))]
-        return Answer(RequestTrace(sent, tuple(arrivals), tuple(counts)), prompt_tokens)
+        return TimedAnswer(RequestTrace(sent, tuple(arrivals), tuple(counts)), prompt_tokens)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def warm_up(engine: Engine, workloads: list[Workload], seed: int) -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunTimes:
     """Seconds of one run: ``ttft`` to the first token of the first request, ``prompted`` to that of the last one,
     ``total`` to the end; ``later`` tokens came after ``prompted``. ``token`` is the median of what requests took for
     each token after their first, None where they have one."""
@@ -93,7 +93,7 @@ class Run:
     token: float | None
 
 
-def run_once(engine: Engine, workload: Workload, rng: np.random.Generator) -> Run:
+def run_once(engine: Engine, workload: Workload, rng: np.random.Generator) -> RunTimes:
     """Run all requests of a workload at once. Raises KvforgeError where one fails."""
     shape = (workload.requests, workload.input_tokens)
     prompts = rng.integers(FIRST_TOKEN_ID, engine.config.vocab_size, shape).tolist()
@@ -113,7 +113,7 @@ def run_once(engine: Engine, workload: Workload, rng: np.random.Generator) -> Ru
     later = sum(count for trace in traces.values() for at, count in trace if at > max(firsts))
     paces = [(trace[-1][0] - trace[0][0]) / sum(count for _, count in trace[1:])
              for trace in traces.values() if len(trace) > 1]  # fmt: skip
-    return Run(firsts[0], max(firsts), total, later, float(np.median(paces)) if paces else None)
+    return RunTimes(firsts[0], max(firsts), total, later, float(np.median(paces)) if paces else None)
 
 
 def measure(workload: Workload, engine: Engine, seed: int, num_runs: int = 1, drafts: bool = False) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Part:
     total: int
 
 
-class Piece(Protocol):
+class DerivedTensor(Protocol):
     """A tensor that is made of what is stored."""
 
     @property
@@ -80,7 +80,7 @@ class Checkpoint:
     quantization: Quantization | None = None
     stored_names: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, DerivedTensor] = field(default_factory=dict)
     is_text_part: bool = False
     side_folder: SideFolder | None = None
 
@@ -121,7 +121,7 @@ class Checkpoint:
         whole = self.whole(name)
         return self.stored_names.get(whole, whole)
 
-    def _piece(self, name: str) -> Piece | None:
+    def _piece(self, name: str) -> DerivedTensor | None:
         """What makes ``name`` or the tensor that it is part of, if it is not stored as it is."""
         return self.pieces.get(self.whole(name))
 

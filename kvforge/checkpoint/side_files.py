@@ -16,7 +16,7 @@ Use = Literal["used", "checked", "ignored"]
 
 
 @dataclass(frozen=True)
-class Row:
+class SideFileRule:
     """What becomes of a key or a file. Values of a checked key other than ``neutral`` and null would change texts; they
     are refused, or noted where they are only defaults of requests."""
 
@@ -25,16 +25,16 @@ class Row:
     neutral: tuple[Any, ...] = ()
 
 
-def _rows(use: Use, why: str, *names: str) -> dict[str, Row]:
-    return {name: Row(use, why) for name in names}
+def _rows(use: Use, why: str, *names: str) -> dict[str, SideFileRule]:
+    return {name: SideFileRule(use, why) for name in names}
 
 
-def _checked(why: str, **neutral: Any) -> dict[str, Row]:
-    return {name: Row("checked", why, (value,)) for name, value in neutral.items()}
+def _checked(why: str, **neutral: Any) -> dict[str, SideFileRule]:
+    return {name: SideFileRule("checked", why, (value,)) for name, value in neutral.items()}
 
 
 _SAMPLING = "a default of transformers' generate that is not served; noted where it would change texts"
-GENERATION: Mapping[str, Row] = {
+GENERATION: Mapping[str, SideFileRule] = {
     **_rows("used", "ends a text, besides that of config.json", "eos_token_id"),
     **_rows("used", "the model's default of sampling", *DEFAULT_FIELDS),
     **_rows("ignored", "temperature says whether tokens are drawn, as in vLLM", "do_sample"),
@@ -55,7 +55,7 @@ GENERATION: Mapping[str, Row] = {
         guidance_scale=1.0,
     ),
     **{
-        name: Row("checked", _SAMPLING)
+        name: SideFileRule("checked", _SAMPLING)
         for name in (
             *(
                 "bad_words_ids",
@@ -105,7 +105,7 @@ _TOKEN_NAMES = {
     **_rows("ignored", "tokens without names; tokenizer.json has them", "additional_special_tokens"),
 }
 _IN_TOKENIZER = "tokenizer.json says it"
-TOKENIZER_CONFIG_KEYS: Mapping[str, Row] = {
+TOKENIZER_CONFIG_KEYS: Mapping[str, SideFileRule] = {
     **_TOKEN_NAMES,
     **_rows("used", "the chat templates", "chat_template"),
     **_rows("used", "says that special_tokens_map.json is not read", "added_tokens_decoder"),
@@ -144,10 +144,10 @@ TOKENIZER_CONFIG_KEYS: Mapping[str, Row] = {
 }
 """Keys of ``tokenizer_config.json``."""
 
-SPECIAL_TOKENS_MAP_KEYS: Mapping[str, Row] = _TOKEN_NAMES
+SPECIAL_TOKENS_MAP_KEYS: Mapping[str, SideFileRule] = _TOKEN_NAMES
 """Keys of ``special_tokens_map.json``."""
 
-FILES: Mapping[str, Row] = {
+FILES: Mapping[str, SideFileRule] = {
     **_rows("used", "the model", "config.json", "model.safetensors", "model.safetensors.index.json"),
     **_rows("used", "ends of texts and defaults of sampling", "generation_config.json"),
     **_rows("used", "tokens and chat templates", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -207,7 +207,7 @@ def check_side_files(folder: Path, generation: Mapping[str, Any], tokenizer: Map
         )
 
 
-def _unusual(rows: Mapping[str, Row], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _unusual(rows: Mapping[str, SideFileRule], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Checked keys that have another value than those that change nothing."""
     values = [(name, content.get(name), row.neutral) for name, row in rows.items() if row.use == "checked"]
     return [(name, value) for name, value, neutral in values if value is not None and value not in (*neutral, [], {})]

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.common.errors import KvforgeError
     from kvforge.kv_policies import Full, parse
     from kvforge.planning.load import load_subject
-    from kvforge.planning.plan import Fleet, Workload, list_variants, make_plan
+    from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
     from kvforge.planning.plot import plot_plan
     from kvforge.planning.ranks import plan_ranks
     from kvforge.planning.report import describe
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     page_size = args.page_size or subject.page_size
-    work = Workload(
+    work = PlannedWorkload(
         args.input, args.output, subject.weight_dtype, args.distillation_tokens, page_size, subject.step_tokens
     )
     size = args.tensor_parallel_size

@@ -33,13 +33,13 @@ from plugins.onnx_nodes import ONNX_NODES
 from plugins.registration import functional_writes
 
 
-class LowerStep(LowerGraph):
+class FunctionalLower(LowerGraph):
     """The lower graph without effects."""
 
     returns_pools = True
 
 
-class UpperStep(UpperGraph):
+class FunctionalUpper(UpperGraph):
     """The upper graph without effects."""
 
     returns_pools = True
@@ -66,9 +66,9 @@ def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weight
     with functional_writes(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         if name == "lower":
-            graph = export_lower(config, options, module_type=LowerStep)
+            graph = export_lower(config, options, module_type=FunctionalLower)
         elif name == "upper":
-            graph = export_upper(config, options, module_type=UpperStep)
+            graph = export_upper(config, options, module_type=FunctionalUpper)
         else:
             graph = EXPORTS[name](config, options)
         program = _to_onnx(graph)

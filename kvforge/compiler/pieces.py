@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from kvforge.manifest import Call, Calls, calls_file, package_file, piece_file, save_calls
+from kvforge.manifest import GraphCalls, PackageCall, calls_file, package_file, piece_file, save_calls
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _NORM = re.compile(r"norm(_\w+)?\.weight$")
@@ -40,7 +40,7 @@ class CutGraph:
     """The programs to compile, by name, and how they are called; together they are the graph."""
 
     programs: dict[str, ExportedProgram]
-    calls: Calls
+    calls: GraphCalls
 
 
 MIN_LAYER_BYTES = 16 << 20
@@ -213,7 +213,9 @@ def _example(value: Tensor) -> Tensor:
     return torch.zeros(sizes, dtype=value.dtype, device=value.device)
 
 
-def _calls(program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[str], weights: dict[str, str]) -> Calls:
+def _calls(
+    program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[str], weights: dict[str, str]
+) -> GraphCalls:
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in weights]
     number = {node: index for index, node in enumerate(placeholders)}
     calls = []
@@ -222,5 +224,5 @@ def _calls(program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[s
         own = {f"w{index}": weights[node.name] for index, node in enumerate(piece.weights)}
         for node in piece.results:
             number[node] = len(number)
-        calls.append(Call(name, own, inputs, len(piece.results)))
-    return Calls(tuple(calls), tuple(number[node] for node in _returned(program.graph)), len(placeholders))
+        calls.append(PackageCall(name, own, inputs, len(piece.results)))
+    return GraphCalls(tuple(calls), tuple(number[node] for node in _returned(program.graph)), len(placeholders))

@@ -46,7 +46,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """Of one plan. ``weight_bytes`` are in the plan and on the GPU, ``activation_bytes`` the working memory of a step,
     the largest profile's, ``persistent_bytes`` what a context keeps beside them."""
 
@@ -66,7 +66,7 @@ def is_of_the_report(message: str) -> bool:
     return message.startswith(_LAYERS) or any(pattern.match(message) for pattern in _SIZES.values())
 
 
-def read_report(said: Sequence[str], graph: str) -> Report:
+def read_report(said: Sequence[str], graph: str) -> PlanReport:
     """Return what the lines of the log say, of all profiles; raises BuildError where they say nothing."""
     sizes = {
         name: [int(match[1]) for message in said if (match := pattern.match(message))]
@@ -75,7 +75,7 @@ def read_report(said: Sequence[str], graph: str) -> Report:
     layers = [match for message in said if message.startswith(_LAYERS) for match in _LAYER.finditer(message)]
     if not layers or not all(sizes.values()):
         _fail(graph, "is not described in the builder's log, as that of TensorRT for RTX 1.7 is")
-    return Report(
+    return PlanReport(
         tuple(
             Layer(match["name"], match["kind"], _datatypes(f"{match['inputs']}{match['constants'] or ''}"))
             for match in layers
@@ -89,7 +89,7 @@ def _datatypes(tensors: str) -> tuple[str, ...]:
 
 
 def check_report(
-    report: Report, graph: str, options: ResolvedOptions, weight_bytes: int, plugin_layers: Iterable[str]
+    report: PlanReport, graph: str, options: ResolvedOptions, weight_bytes: int, plugin_layers: Iterable[str]
 ) -> None:
     """Check that the plan holds weights of this size once, computes products in the engine's dtype, and has these
     plugins in each profile.

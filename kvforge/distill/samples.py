@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     weights: np.ndarray
 
 
-class Text(NamedTuple):
+class TextSample(NamedTuple):
     """A text to encode. ``answers`` are its character spans [begin, end) that answer, None where all of it counts;
     ``whole`` texts get the special tokens that the tokenizer adds, and an end-of-text token."""
 
@@ -83,11 +83,11 @@ class SampleReader:
 
     def from_rows(self, rows: Iterable[Row]) -> Iterator[Sample]:
         """Yield a sample for each row, in order."""
-        waiting: list[Text] = []
+        waiting: list[TextSample] = []
         characters = 0
         for row in rows:
             item = self._parse(row)
-            if isinstance(item, Text):
+            if isinstance(item, TextSample):
                 waiting.append(item)
                 characters += len(item.text)
             if waiting and (isinstance(item, Sample) or characters > BATCH_CHARACTERS):
@@ -97,7 +97,7 @@ class SampleReader:
                 yield item
         yield from self._encode(waiting)
 
-    def _parse(self, row: Row) -> "Text | Sample":
+    def _parse(self, row: Row) -> "TextSample | Sample":
         values = {key: value for key, value in row.values.items() if value is not None}
         if "input_ids" in values:
             return self._from_ids(row.where, values["input_ids"], values.get("weights"))
@@ -112,16 +112,16 @@ class SampleReader:
                 text, answers = conversation_text(self.template, messages, with_answers=self.mask == "answers")
             except KvforgeError as error:
                 raise KvforgeError(f"{row.where}: {error}; correct the row.") from None
-            return Text(row.where, _utf8(row.where, text), answers, whole=False)
+            return TextSample(row.where, _utf8(row.where, text), answers, whole=False)
         if "prompt" in values and "completion" in values:
             prompt, completion = (_string(row.where, name, values[name]) for name in ("prompt", "completion"))
             if not completion:
-                return Text(row.where, "", None, whole=True)
+                return TextSample(row.where, "", None, whole=True)
             answers = [(len(prompt), len(prompt) + len(completion))] if self.mask == "answers" else None
-            return Text(row.where, prompt + completion, answers, whole=True)
+            return TextSample(row.where, prompt + completion, answers, whole=True)
         if "text" in values:
             answers = [] if self.mask == "answers" else None
-            return Text(row.where, _string(row.where, "text", values["text"]), answers, whole=True)
+            return TextSample(row.where, _string(row.where, "text", values["text"]), answers, whole=True)
         raise KvforgeError(
             f"{row.where}: none of the known keys (it has {', '.join(map(repr, list(row.values)[:5])) or 'none'}); "
             "give text, prompt and completion, messages, or input_ids."
@@ -148,13 +148,13 @@ class SampleReader:
                 raise KvforgeError(f"{where}: a weight is negative or not finite; give weights of 0 or more.")
         return Sample(array.astype(np.int32), targets)
 
-    def _encode(self, texts: Sequence[Text]) -> Iterator[Sample]:
+    def _encode(self, texts: Sequence[TextSample]) -> Iterator[Sample]:
         for whole, group in itertools.groupby(texts, key=lambda text: text.whole):
             same = list(group)
             encodings = self.tokenizer.encode_batch([text.text for text in same], add_special_tokens=whole)
             yield from map(self._sample, same, encodings)
 
-    def _sample(self, text: Text, encoding: Encoding) -> Sample:
+    def _sample(self, text: TextSample, encoding: Encoding) -> Sample:
         if not text.text:
             return Sample(np.empty(0, np.int32), np.empty(0, np.float32))
         ids = np.asarray(encoding.ids, np.int64)

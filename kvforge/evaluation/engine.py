@@ -17,7 +17,7 @@ from kvforge.tokenization.files import tokens_before_text
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnsweredPrompt:
     """What an engine said: token ids of the prompt and of the answer, and the answer's text without its stop."""
 
     prompt: list[int]
@@ -76,10 +76,12 @@ class EngineGenerator:
         """The texts of ``answer``."""
         return [answer.text for answer in self.answer(prompts)]
 
-    def answer(self, prompts: Sequence[str]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str]) -> list[AnsweredPrompt]:
         """Answers in order. Raises EngineError where one fails."""
         ids = [self._lead + self._tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         results = self.llm.generate(ids, self._params, use_tqdm=self._show_progress)
         outputs = [result.outputs[0] for result in results]
         check_finished(outputs)
-        return [Answer(prompt, output.token_ids, output.text) for prompt, output in zip(ids, outputs, strict=True)]
+        return [
+            AnsweredPrompt(prompt, output.token_ids, output.text) for prompt, output in zip(ids, outputs, strict=True)
+        ]

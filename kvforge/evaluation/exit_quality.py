@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.evaluation.engine import Answer, EngineGenerator
+from kvforge.evaluation.engine import AnsweredPrompt, EngineGenerator
 from kvforge.evaluation.paired import PairedDifference, paired_difference
 from kvforge.evaluation.score import is_correct
 from kvforge.tasks.prompt import Example
@@ -52,7 +52,7 @@ class ExitAnswers:
 
     threshold: float
     prompts: bool
-    answers: dict[str, list[Answer]]
+    answers: dict[str, list[AnsweredPrompt]]
     num_exits: dict[str, tuple[int, int]]
 
 
@@ -74,7 +74,7 @@ def answer_with_exits(
     generator = EngineGenerator(
         engine, length, show_progress=use_tqdm, early_exit_threshold=threshold, early_exit_prompts=prompts
     )
-    answers, num_exits = dict[str, list[Answer]](), dict[str, tuple[int, int]]()
+    answers, num_exits = dict[str, list[AnsweredPrompt]](), dict[str, tuple[int, int]]()
     for task, wanted in examples.items():
         before = generator.llm.engine.stats()
         answers[task] = generator.answer([example.prompt for example in wanted])
@@ -85,7 +85,7 @@ def answer_with_exits(
 
 
 def exit_quality(
-    examples: Mapping[str, Sequence[Example]], answers: Mapping[str, Sequence[Answer]], exits: ExitAnswers
+    examples: Mapping[str, Sequence[Example]], answers: Mapping[str, Sequence[AnsweredPrompt]], exits: ExitAnswers
 ) -> ExitQuality:
     """Compare answers with exits to ``answers``, the full model's, prompt by prompt."""
     rows = []

@@ -27,7 +27,7 @@ from kvforge.tasks.prompt import Example, make_examples
 
 GENERATED = "generated"
 Examples = dict[str, list[Example]]
-Answers = dict[str, list[engines.Answer]]
+Answers = dict[str, list[engines.AnsweredPrompt]]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ _WORDS = {Support.YES: "yes", Support.CONDITION: "if", Support.NO: "no"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Compatibility:
     """The worst of the limits that two features meet, and all of that kind with the need and who has it."""
 
     support: Support
@@ -26,7 +26,7 @@ class Verdict:
         return tuple(dict.fromkeys(limit.reason for _, _, limit in self.limits))
 
 
-def compare(one: Feature, other: Feature) -> Verdict:
+def compare(one: Feature, other: Feature) -> Compatibility:
     """Return whether two features go together; the order does not matter."""
     met = [
         (needy, need, giver.limits[need])
@@ -35,9 +35,9 @@ def compare(one: Feature, other: Feature) -> Verdict:
         if need in needy.needs and need in giver.limits
     ]
     if not met:
-        return Verdict(Support.YES)
+        return Compatibility(Support.YES)
     worst = max((limit.support for _, _, limit in met), key=_ORDER.index)
-    return Verdict(worst, tuple(item for item in met if item[2].support is worst))
+    return Compatibility(worst, tuple(item for item in met if item[2].support is worst))
 
 
 def check(features: Sequence[Feature]) -> None:
@@ -88,7 +88,7 @@ def needs_table() -> str:
     )
 
 
-def _cell(verdict: Verdict, numbers: dict[str, int]) -> str:
+def _cell(verdict: Compatibility, numbers: dict[str, int]) -> str:
     """What is said of a pair; reasons get the next of ``numbers``."""
     said = ", ".join(str(numbers.setdefault(reason, len(numbers) + 1)) for reason in verdict.reasons)
     return f"{_WORDS[verdict.support]} {said}".rstrip()

@@ -1,6 +1,6 @@
 """The engine directory: the manifest that compiler and runtime share, and the names of the files in it."""
 
-from kvforge.manifest.calls import Call, Calls, calls_file, load_calls, piece_file, save_calls
+from kvforge.manifest.calls import GraphCalls, PackageCall, calls_file, load_calls, piece_file, save_calls
 from kvforge.manifest.files import (
     MANIFEST_DIGEST,
     MANIFEST_FILE,
@@ -33,9 +33,9 @@ __all__ = [
     "SCHEMA_VERSION",
     "TOKENIZER_DIR",
     "WEIGHTS_FILE",
-    "Call",
-    "Calls",
+    "GraphCalls",
     "Manifest",
+    "PackageCall",
     "calls_file",
     "check_not_replaced",
     "graph_names",

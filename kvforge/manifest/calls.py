@@ -14,7 +14,7 @@ from model_defs.records import RecordError, read_record
 
 
 @dataclass(frozen=True)
-class Call:
+class PackageCall:
     """One call of a package: ``weights`` are engine tensors by the package's names, ``inputs`` numbers of values."""
 
     package: str
@@ -24,10 +24,10 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Calls:
+class GraphCalls:
     """The calls of a graph with ``num_inputs`` flat inputs, and the numbers of the values that it returns."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[PackageCall, ...]
     outputs: tuple[int, ...]
     num_inputs: int
 
@@ -52,12 +52,12 @@ def piece_file(graph: str, package: str) -> str:
     return f"{RANK_DIR}/{graph}.{package}.pt2"
 
 
-def save_calls(path: Path, calls: Calls) -> None:
+def save_calls(path: Path, calls: GraphCalls) -> None:
     """Write them."""
     path.write_text(json.dumps(dataclasses.asdict(calls)) + "\n")
 
 
-def load_calls(path: Path) -> Calls:
+def load_calls(path: Path) -> GraphCalls:
     """Read them.
 
     Raises:
@@ -66,7 +66,7 @@ def load_calls(path: Path) -> Calls:
     """
     data = json.loads(path.read_text())
     try:
-        read = read_record(Calls, data)
+        read = read_record(GraphCalls, data)
     except RecordError:
         read = None
     if read is None or not _is_whole(read):
@@ -74,7 +74,7 @@ def load_calls(path: Path) -> Calls:
     return read
 
 
-def _is_whole(read: Calls) -> bool:
+def _is_whole(read: GraphCalls) -> bool:
     """Whether each value is there before it is used."""
     known = read.num_inputs
     for call in read.calls:

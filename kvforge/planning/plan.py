@@ -32,7 +32,7 @@ RATIOS = (1, 2, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True)
-class Workload:
+class PlannedWorkload:
     """Tokens of a request, dtype of the weights, and what distilling costs in tokens; tokens of a page and of a step,
     for caches that have exact pages."""
 
@@ -117,7 +117,7 @@ def make_plan(
     model_name: str,
     model: ModelConfig,
     variants: Sequence[Variant],
-    work: Workload,
+    work: PlannedWorkload,
     fleet: Fleet,
     tokens_per_second: float = 0.0,
 ) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def make_plan(
     return plan
 
 
-def _row(model: ModelConfig, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
+def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fleet) -> dict[str, Any]:
     made, plain = variant.model, without_cut(model)
     prompt = skipped_token(made, work.input_tokens)
     paper = table_1(made, model.max_position)
@@ -199,11 +199,11 @@ def _row(model: ModelConfig, variant: Variant, work: Workload, fleet: Fleet) -> 
     }
 
 
-def _exact_bytes(variant: Variant, work: Workload, num_requests: int, num_tokens: int) -> int:
+def _exact_bytes(variant: Variant, work: PlannedWorkload, num_requests: int, num_tokens: int) -> int:
     return exact_bytes(variant.model, variant.kv_dtype, work.page_size, work.exact_bits, num_requests, num_tokens)
 
 
-def _capacity(variants: Sequence[Variant], work: Workload, fleet: Fleet, memory_gib: float) -> dict[str, Any]:
+def _capacity(variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, memory_gib: float) -> dict[str, Any]:
     machine, length = fleet.machine(memory_gib), work.input_tokens + work.output_tokens
     rows: list[dict[str, Any]] = []
     for variant in variants:

@@ -9,7 +9,7 @@ from kvforge.common.number_formats import ELEMENT_BYTES
 from kvforge.costs.cache import kv_bytes
 from kvforge.costs.weights import WEIGHT_BYTES, weight_bytes
 from kvforge.planning.capacity import GIB
-from kvforge.planning.plan import Fleet, Variant, Workload
+from kvforge.planning.plan import Fleet, PlannedWorkload, Variant
 from model_defs import ModelConfig
 
 
@@ -59,7 +59,9 @@ class Division:
         return round((whole - norm_bytes + heads * WEIGHT_BYTES[dtype]) / self.size + norm_bytes)
 
 
-def plan_ranks(name: str, variants: Sequence[Variant], work: Workload, fleet: Fleet, size: int) -> dict[str, Any]:
+def plan_ranks(
+    name: str, variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, size: int
+) -> dict[str, Any]:
     """Return bytes per rank of each variant, and for each memory the tokens and requests that fit.
 
     Raises:

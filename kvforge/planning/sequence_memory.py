@@ -11,14 +11,14 @@ from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import LATENT, PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
-from kvforge.planning.plan import Fleet, Variant, Workload
+from kvforge.planning.plan import Fleet, PlannedWorkload, Variant
 from model_defs import ModelConfig
 
 CONTEXTS = tuple(2**power for power in range(10, 18))
 """Prompt tokens of the curves."""
 
 
-def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: Workload, fleet: Fleet) -> dict[str, Any]:
+def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet) -> dict[str, Any]:
     """Return what a plan says of ``policy`` (docs/planning.md): of one sequence whose prompt of ``work.input_tokens``
     is computed, for each variant, and the sequences that fit each memory with their output.
 
@@ -76,7 +76,7 @@ def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) 
         one.check(model.num_kv_heads, model.head_dim, page_size)
 
 
-def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:
+def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: PlannedWorkload) -> dict[str, Any]:
     model, tokens = variant.model, work.input_tokens
     _check(policy, model, variant.kv_dtype, work.page_size)
     cache, layers = _cache(variant, work), model.num_layers
@@ -106,7 +106,7 @@ def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: Workload) -> 
     }
 
 
-def _fit(policy: KVPolicy, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
+def _fit(policy: KVPolicy, variant: Variant, work: PlannedWorkload, machine: Machine) -> dict[str, Any]:
     model, cache, kv_dtype = variant.model, _cache(variant, work), variant.kv_dtype
     policy, in_full = of_cache(policy, kv_dtype), of_cache(Full(), kv_dtype)
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, work.weight_dtype)
@@ -125,5 +125,5 @@ def _fit(policy: KVPolicy, variant: Variant, work: Workload, machine: Machine) -
     }
 
 
-def _cache(variant: Variant, work: Workload) -> OwnerCache:
+def _cache(variant: Variant, work: PlannedWorkload) -> OwnerCache:
     return owner_cache(variant.model, variant.kv_dtype, work.page_size, work.exact_bits)

@@ -6,12 +6,12 @@ import torch
 
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.prediction.predictor import KVPredictor
-from kvforge.rewire.source import Source, open_source
+from kvforge.rewire.source import PlainCheckpoint, open_source
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, load_weights
 from model_defs import ModelConfig
 
 
-def load_base(source: Source, dtype: torch.dtype) -> SwiftKVForCausalLM:
+def load_base(source: PlainCheckpoint, dtype: torch.dtype) -> SwiftKVForCausalLM:
     """Return the base model, frozen."""
     return load_model(source.checkpoint, source.config, dtype).requires_grad_(False)
 

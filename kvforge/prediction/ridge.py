@@ -12,7 +12,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
 from kvforge.rewire.projections import normalise, read_projection
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 from model_defs.prediction import MAPS, Prediction
 
 Progress = Callable[[str, int, int], object]
@@ -32,8 +32,8 @@ class MapFit:
 
 @torch.inference_mode()
 def fit_maps(
-    base: Source,
-    auxiliary: Source,
+    base: PlainCheckpoint,
+    auxiliary: PlainCheckpoint,
     prediction: Prediction,
     samples: Sequence[Sequence[int]],
     ridge: float,

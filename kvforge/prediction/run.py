@@ -27,7 +27,7 @@ from kvforge.prediction.load import load_base
 from kvforge.prediction.predictor import KVPredictor
 from kvforge.prediction.ridge import MapFit, Progress, fit_maps
 from kvforge.prediction.train import train
-from kvforge.rewire.source import Source, open_source
+from kvforge.rewire.source import PlainCheckpoint, open_source
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelError
 from model_defs.prediction import MAPS, Prediction, check_runs, spread_layers
@@ -139,7 +139,7 @@ def _digest(fit: FitOptions, samples: Sequence[Sequence[int]]) -> str:
     return hashlib.sha256(json.dumps([fit.ridge, [list(sample) for sample in samples]]).encode()).hexdigest()[:16]
 
 
-def new_predictor(auxiliary: Source, prediction: Prediction, maps: Mapping[str, Tensor]) -> KVPredictor:
+def new_predictor(auxiliary: PlainCheckpoint, prediction: Prediction, maps: Mapping[str, Tensor]) -> KVPredictor:
     """Return a predictor of an auxiliary model's weights and these maps, in float32."""
     with torch.device("meta"):
         predictor = KVPredictor(prediction)
@@ -153,7 +153,7 @@ def new_predictor(auxiliary: Source, prediction: Prediction, maps: Mapping[str, 
     return predictor
 
 
-def _prediction(base: Source, auxiliary: Source, layers: tuple[int, ...] | None) -> Prediction:
+def _prediction(base: PlainCheckpoint, auxiliary: PlainCheckpoint, layers: tuple[int, ...] | None) -> Prediction:
     layers = layers or spread_layers(len(base.config.owners), auxiliary.config.num_layers)
     try:
         prediction = Prediction(auxiliary.config, base.config, layers)
@@ -163,7 +163,7 @@ def _prediction(base: Source, auxiliary: Source, layers: tuple[int, ...] | None)
         raise CheckpointError(f"{auxiliary.checkpoint.path}: {error}") from None
 
 
-def _check_tokenizers(base: Source, auxiliary: Source) -> None:
+def _check_tokenizers(base: PlainCheckpoint, auxiliary: PlainCheckpoint) -> None:
     """Raise CheckpointError where the two models' tokens of one number are not the same text, added ones included."""
     vocabularies = []
     for source in (base, auxiliary):
@@ -181,7 +181,7 @@ def _check_tokenizers(base: Source, auxiliary: Source) -> None:
         )
 
 
-def _write(auxiliary: Source, prediction: Prediction, weights: Mapping[str, Tensor], directory: Path) -> None:
+def _write(auxiliary: PlainCheckpoint, prediction: Prediction, weights: Mapping[str, Tensor], directory: Path) -> None:
     """Write the predictor's checkpoint; maps in the dtype of the auxiliary model's embedding."""
     embedding = auxiliary.specs["model.embed_tokens.weight"].dtype
     specs = [

@@ -30,7 +30,7 @@ COLUMNS = ("step", "tokens", "seconds", "lr", "loss", *SUMS, "grad_norm")
 
 
 @dataclass
-class Progress:
+class PredictorProgress:
     """Where a run stands; ``sizes`` are the base's mean |K|, mean |V| and mean squared scores over step 1, which
     the errors are relative to; ``metrics`` is the last line of the log."""
 
@@ -63,7 +63,7 @@ def train(
     progress: bool = True,
     stop_after: int | None = None,
     on_step: Callable[[Mapping[str, float]], object] = lambda row: None,
-) -> Progress:
+) -> PredictorProgress:
     """Train ``predictor`` in place, in one process; continue the run in ``work`` if there is one.
 
     ``fit`` says what the maps were fitted to and how; a run then continues over maps whose last bits differ, as those
@@ -113,14 +113,14 @@ class _Run:
         if not self.progress.sizes:
             self.progress.sizes = self._sizes()
 
-    def _resume(self) -> Progress:
+    def _resume(self) -> PredictorProgress:
         state = load_state(self.work / STATE_FILE, self.identity)
         step = state["progress"]["step"] if state else 0
         metrics.cut_after(self.work / metrics.METRICS_FILE, step, COLUMNS)
         if state is not None:
             restore(self.trained, self.optimizer, state, step)
-            return Progress(**state["progress"])
-        return Progress(total_steps=self.config.loop.total_steps(self.data.num_sequences))
+            return PredictorProgress(**state["progress"])
+        return PredictorProgress(total_steps=self.config.loop.total_steps(self.data.num_sequences))
 
     def _batches(self) -> list[Batch]:
         loop, step = self.config.loop, self.progress.step

@@ -22,7 +22,7 @@ from kvforge.rewire.options import FITTED_INITS, INITS, RewireOptions
 from kvforge.rewire.plot import plot_similarity
 from kvforge.rewire.ridge import OwnerFit, fit_owners, mean_target
 from kvforge.rewire.similarity import input_similarity
-from kvforge.rewire.source import Source, open_source
+from kvforge.rewire.source import PlainCheckpoint, open_source
 from kvforge.rewire.write import write_config, write_weights
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig, ModelError
@@ -133,7 +133,7 @@ def rewire_checkpoint(
     )
 
 
-def _check(source: Source, options: RewireOptions) -> None:
+def _check(source: PlainCheckpoint, options: RewireOptions) -> None:
     if source.config.latent is not None and (options.cut is None or options.init in FITTED_INITS):
         raise KvforgeError(
             f"{source.checkpoint.path} has latent attention, whose K and V are not fitted; give a --cut-layer, and "
@@ -148,7 +148,7 @@ def _check(source: Source, options: RewireOptions) -> None:
         raise KvforgeError(f"--group-size is {options.group_size} and the model has {layers} layers; give fewer.")
 
 
-def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[list[int]]:
+def _samples(source: PlainCheckpoint, options: RewireOptions, text: Path | None) -> list[list[int]]:
     length = min(options.num_tokens, source.config.max_position)
     vocab_size = source.config.vocab_size
     samples = calibration_samples(source.checkpoint.folder, vocab_size, text, options.num_samples, length)
@@ -157,7 +157,7 @@ def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[
     return samples
 
 
-def _rewired(source: Source, options: RewireOptions, cut: int) -> ModelConfig:
+def _rewired(source: PlainCheckpoint, options: RewireOptions, cut: int) -> ModelConfig:
     """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
     early_exit = options.early_exit
     try:
@@ -169,7 +169,12 @@ def _rewired(source: Source, options: RewireOptions, cut: int) -> ModelConfig:
 
 
 def _measure(
-    source: Source, options: RewireOptions, samples: list[list[int]], work: Path, plot: bool, progress: Progress
+    source: PlainCheckpoint,
+    options: RewireOptions,
+    samples: list[list[int]],
+    work: Path,
+    plot: bool,
+    progress: Progress,
 ) -> Measurement:
     """Run what calibration is needed, with its files in ``work``, and settle the cut."""
     if options.cut is not None and not samples:

@@ -10,7 +10,7 @@ from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.projections import read_projection
 from kvforge.rewire.ridge import CutFit
 from kvforge.rewire.similarity import similarity_to_remaining
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Candidate:
 
 @torch.inference_mode()
 def measure_cuts(
-    source: Source,
+    source: PlainCheckpoint,
     inputs: LayerInputs,
     similarity: torch.Tensor,
     ridge: float,

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.common.errors import CheckpointError
 from kvforge.rewire.options import FITTED_INITS
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
 
 New = dict[str, tuple[TensorSpec, Callable[[], Tensor]]]
@@ -24,7 +24,9 @@ def group_of(owner: int, config: ModelConfig) -> range:
     return range(owner, min(owner + config.group_size, config.num_layers))
 
 
-def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[str, Callable[[], Tensor]]) -> New:
+def new_tensors(
+    source: PlainCheckpoint, config: ModelConfig, init: str, fitted: Mapping[str, Callable[[], Tensor]]
+) -> New:
     """Return what the rewired model ``config`` has and ``source`` has not.
 
     Queries are the teacher's own. Keys and values of an owner are
@@ -100,7 +102,7 @@ def student_name(teacher: str) -> str:
     return f"{module}_swiftkv.{kind}"
 
 
-def _mean(source: Source, layers: list[int], name: str, fold: bool) -> Tensor:
+def _mean(source: PlainCheckpoint, layers: list[int], name: str, fold: bool) -> Tensor:
     """Average a tensor over layers, in float64; ``fold`` multiplies each by the gain of its layer's input norm."""
     total: Tensor | None = None
     for layer in layers:

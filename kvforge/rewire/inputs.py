@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.common.errors import CheckpointError
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 from kvforge.swiftkv import DecoderLayer, load_weights, make_layout
 from model_defs.layers import scaled
 
@@ -52,7 +52,7 @@ class LayerInputs:
 
 @torch.inference_mode()
 def record_inputs(
-    source: Source,
+    source: PlainCheckpoint,
     samples: Sequence[Sequence[int]],
     directory: Path,
     first: int,
@@ -90,7 +90,7 @@ def record_inputs(
     return inputs
 
 
-def _embedded(source: Source, samples: Sequence[Sequence[int]]) -> Callable[[int], Tensor]:
+def _embedded(source: PlainCheckpoint, samples: Sequence[Sequence[int]]) -> Callable[[int], Tensor]:
     weight, scale = source.checkpoint.read_raw("model.embed_tokens.weight"), source.config.embedding_scale
     return lambda sample: scaled(weight[torch.tensor(samples[sample])].float(), scale)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 
 
 def normalise(hidden: Tensor, eps: float) -> Tensor:
@@ -37,7 +37,7 @@ class KeyValueProjection:
         return y if self.bias is None else y + self.bias
 
 
-def read_projection(source: Source, layer: int, device: torch.device | str = "cpu") -> KeyValueProjection:
+def read_projection(source: PlainCheckpoint, layer: int, device: torch.device | str = "cpu") -> KeyValueProjection:
     """Read layer ``layer``'s k_proj, v_proj and input_layernorm; raises CheckpointError where they are not
     finite."""
     prefix, config = f"model.layers.{layer}", source.config

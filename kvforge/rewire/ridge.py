@@ -14,7 +14,7 @@ from kvforge.rewire.initialise import group_of, student_name
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
 from kvforge.rewire.projections import KeyValueProjection, average, normalise, read_projection
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
 
 
@@ -54,7 +54,7 @@ class CutFit:
 
     def __init__(
         self,
-        source: Source,
+        source: PlainCheckpoint,
         inputs: LayerInputs,
         cut: int,
         ridge: float,
@@ -115,7 +115,7 @@ def prior(group: Sequence[KeyValueProjection]) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def fit_owners(
-    source: Source,
+    source: PlainCheckpoint,
     config: ModelConfig,
     inputs: LayerInputs,
     ridge: float,
@@ -149,7 +149,7 @@ def fit_owners(
 
 
 def _store(
-    source: Source, directory: Path, owner: int, weight: Tensor, bias: Tensor
+    source: PlainCheckpoint, directory: Path, owner: int, weight: Tensor, bias: Tensor
 ) -> dict[str, Callable[[], Tensor]]:
     tensors = {}
     for half, part in enumerate(("k", "v")):

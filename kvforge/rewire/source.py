@@ -11,7 +11,7 @@ from model_defs import ModelConfig
 
 
 @dataclass(frozen=True)
-class Source:
+class PlainCheckpoint:
     """An opened checkpoint without a cut, and what every tensor of it is."""
 
     checkpoint: Checkpoint
@@ -19,7 +19,7 @@ class Source:
     specs: dict[str, TensorSpec]
 
 
-def open_source(path: str | Path) -> Source:
+def open_source(path: str | Path) -> PlainCheckpoint:
     """Open a checkpoint of any family.
 
     Raises:
@@ -33,7 +33,7 @@ def open_source(path: str | Path) -> Source:
     if config.is_swiftkv or any("_swiftkv." in name or "_early_exit." in name for name in checkpoint.file_of_tensor):
         raise CheckpointError(f"{path} is a SwiftKV checkpoint already; rewire the model it was made from.")
     check_weights(checkpoint, config)
-    return Source(checkpoint, config, _read_specs(checkpoint))
+    return PlainCheckpoint(checkpoint, config, _read_specs(checkpoint))
 
 
 def _read_specs(checkpoint: Checkpoint) -> dict[str, TensorSpec]:

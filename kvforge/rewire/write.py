@@ -11,13 +11,13 @@ from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.rewire.initialise import New
 from kvforge.rewire.options import RewireOptions
-from kvforge.rewire.source import Source
+from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig, families
 from model_defs.weights import is_teacher_only
 
 
 def write_weights(
-    source: Source,
+    source: PlainCheckpoint,
     config: ModelConfig,
     new: New,
     options: RewireOptions,
@@ -41,7 +41,7 @@ def write_weights(
     return size
 
 
-def write_config(source: Source, config: ModelConfig, directory: Path) -> None:
+def write_config(source: PlainCheckpoint, config: ModelConfig, directory: Path) -> None:
     """Write the source's config.json with the cut, the groups and the early exit."""
     hf: dict[str, Any] = dict(source.checkpoint.hf_config)
     hf |= {

@@ -11,7 +11,7 @@ from model_defs.latent import LATENT_EPS
 from model_defs.layers import RMSNorm
 
 
-class LatentAttention(nn.Module):
+class SwiftKVLatentAttention(nn.Module):
     """The projections of one layer, as ``SwiftKVAttention`` has them. Layers of a group read the keys and values that
     are made of the owner's latents by the owner's ``kv_b_proj_swiftkv``."""
 

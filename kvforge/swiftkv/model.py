@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
-from kvforge.swiftkv.latent_attention import LatentAttention
+from kvforge.swiftkv.latent_attention import SwiftKVLatentAttention
 from kvforge.swiftkv.layout import Layout, make_layout
 from kvforge.swiftkv.norms import make_norm
 from model_defs import ModelConfig
@@ -53,7 +53,7 @@ class Router(nn.Module):
         return logits if self.bias is None else logits + self.bias.float()
 
 
-class MixtureOfExperts(nn.Module):
+class SwiftKVExperts(nn.Module):
     """Each token's chosen experts, weighed by their probabilities."""
 
     def __init__(self, hidden: int, sizes: Experts) -> None:
@@ -98,13 +98,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, config.hidden_size)
-        attention = SwiftKVAttention if config.latent is None else LatentAttention
+        attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
         self.self_attn = attention(config, layer, with_teacher)
         self.norms = config.layer_norms
         self.add_module(self.norms.before_mlp, make_norm(config, config.hidden_size))
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
-        self.mlp = MixtureOfExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
+        self.mlp = SwiftKVExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
         self.branch_norms = config.branch_norms
         for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
             self.add_module(name, make_norm(config, config.hidden_size))

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from kvforge.vllm_models.coverage import check_cut
-from kvforge.vllm_models.layers import Block, SingleInputKV
+from kvforge.vllm_models.layers import VllmBlock, VllmSingleInputKV
 from model_defs import ModelConfig, load_config, supported_family
 from model_defs.weights import weight_specs
 
@@ -32,11 +32,11 @@ class SwiftKVForCausalLM(nn.Module):
         config = self.config
         _check(config, vllm_config)
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleDict({str(layer): Block(config, vllm_config, layer) for layer in range(config.cut)})
-        self.single_input = SingleInputKV(config, vllm_config)
+        self.layers = nn.ModuleDict({str(layer): VllmBlock(config, vllm_config, layer) for layer in range(config.cut)})
+        self.single_input = VllmSingleInputKV(config, vllm_config)
         for layer in range(config.cut, config.num_layers):
-            owner_name = SingleInputKV.cache_name(config.owner_of_layer[layer])
-            self.layers[str(layer)] = Block(config, vllm_config, layer, owner_name)
+            owner_name = VllmSingleInputKV.cache_name(config.owner_of_layer[layer])
+            self.layers[str(layer)] = VllmBlock(config, vllm_config, layer, owner_name)
         self.k_norms = {
             owner: self.layers[str(owner)].k_norm for owner in config.upper_owners if config.qk_norm
         }  # a plain dict: the blocks hold the parameters

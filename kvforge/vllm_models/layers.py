@@ -53,7 +53,7 @@ def norm_heads(norm: RMSNorm, x: Tensor, head_dim: int) -> Tensor:
     return norm(x.unflatten(-1, (-1, head_dim)).contiguous()).flatten(-2)
 
 
-class Block(nn.Module):
+class VllmBlock(nn.Module):
     """Layer ``layer``: below the cut it has q, k and v, above it q alone, and reads the cache of ``owner_name``."""
 
     def __init__(self, config: ModelConfig, vllm_config: VllmConfig, layer: int, owner_name: str | None = None) -> None:
@@ -103,7 +103,7 @@ class Block(nn.Module):
         return hidden + self.down(self.silu_and_mul(x))[0]
 
 
-class SingleInputKV(nn.Module):
+class VllmSingleInputKV(nn.Module):
     """K and V of every owner above the cut from the hidden state that enters it, in one product, into their caches.
 
     Each owner's cache belongs to an attention layer that never attends. These layers are made before those above the

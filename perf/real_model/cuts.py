@@ -29,7 +29,7 @@ from kvforge.rewire import RewireOptions
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.ridge import fit_owners
-from kvforge.rewire.source import Source, open_source
+from kvforge.rewire.source import PlainCheckpoint, open_source
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from kvforge.tokenization.calibration import calibration_samples
@@ -71,7 +71,7 @@ class Teacher:
 
 
 def student_of(
-    source: Source, plain: SwiftKVForCausalLM, config: ModelConfig, inputs: LayerInputs
+    source: PlainCheckpoint, plain: SwiftKVForCausalLM, config: ModelConfig, inputs: LayerInputs
 ) -> SwiftKVForCausalLM:
     """Return the model ``config`` with what ``kvforge rewire`` fits to the source's recorded ``inputs``; its other
     weights are those of ``plain``."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from kvforge.compiler import BuildOptions
-from kvforge.evaluation.engine import Answer, EngineGenerator
+from kvforge.evaluation.engine import AnsweredPrompt, EngineGenerator
 from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality
 from kvforge.evaluation.paired import PairedDifference, paired_difference
 from kvforge.evaluation.run import EvalOptions, Examples, make_prompts
@@ -80,7 +80,7 @@ def answers(engine: Path, num_prompts: int, length: int) -> list[Row]:
     return rows
 
 
-def _right(examples: Examples, said: dict[str, list[Answer]]) -> list[bool]:
+def _right(examples: Examples, said: dict[str, list[AnsweredPrompt]]) -> list[bool]:
     """Return whether each prompt was answered right, task after task."""
     return [
         is_correct(example, answer.text)

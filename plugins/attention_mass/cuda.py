@@ -22,7 +22,7 @@ _DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MassBlocks:
     """`rows` of queries times heads whose totals are computed together, and `keys` of a block in both kernels."""
 
     rows: int
@@ -64,13 +64,13 @@ class MassShape:
         return self.q_dtype if same else torch.float32
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> MassBlocks:
         """Blocks that fit any GPU's shared memory."""
         is_wide = self.cache.head_dim > 128
         rows = max(16, triton.next_power_of_2(self.group))
         if self.dot_dtype == torch.float32:  # for exactness, without tensor cores
-            return Blocks(max(32, rows), 16 if self.cache.head_dim > 64 else 32)
-        return Blocks(max(64, rows), 32 if is_wide else 64)
+            return MassBlocks(max(32, rows), 16 if self.cache.head_dim > 64 else 32)
+        return MassBlocks(max(64, rows), 32 if is_wide else 64)
 
 
 _INPUTS = ("query_start", "kv_length", "page_table", "state_table", "skipped")
@@ -90,7 +90,7 @@ def _scales(shape: MassShape) -> tuple[Pointer, ...]:
     return (Pointer("k_scales", torch.float32),) if shape.cache.dynamic else ()
 
 
-def _constants(shape: MassShape, blocks: Blocks) -> dict[str, Any]:
+def _constants(shape: MassShape, blocks: MassBlocks) -> dict[str, Any]:
     cache = shape.cache
     absent: dict[str, Any] = {} if cache.dynamic else {"k_scales": None}
     return absent | {
@@ -108,7 +108,7 @@ def _constants(shape: MassShape, blocks: Blocks) -> dict[str, Any]:
     }
 
 
-def totals_spec(shape: MassShape, blocks: Blocks) -> KernelSpec:
+def totals_spec(shape: MassShape, blocks: MassBlocks) -> KernelSpec:
     """The largest logit and the total of every observed query and head: [T, heads, 2] float32."""
     tile, kv_heads = blocks.rows // shape.group, shape.cache.kv_heads
     return KernelSpec(
@@ -124,7 +124,7 @@ def totals_spec(shape: MassShape, blocks: Blocks) -> KernelSpec:
     )
 
 
-def add_spec(shape: MassShape, blocks: Blocks) -> KernelSpec:
+def add_spec(shape: MassShape, blocks: MassBlocks) -> KernelSpec:
     """The statistics, given the totals of `totals_spec`; a program has `blocks.keys` slots of a KV head."""
     page_size, kv_heads = shape.cache.page_size, shape.cache.kv_heads
     states = [Pointer("mass", torch.float32), Pointer("squares", torch.float32)]
@@ -166,7 +166,7 @@ def launch(
     k_scale: float = 1.0,
     *,
     wrap: Callable[[Any], Any] | None = None,
-    blocks: Blocks | None = None,
+    blocks: MassBlocks | None = None,
 ) -> None:
     """Same arguments as `plugins.attention_mass`, on the GPU; float16 works as well.
 

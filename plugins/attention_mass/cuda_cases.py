@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from plugins.attention_mass.cuda import Blocks, MassShape, add_spec, launch, totals_spec
+from plugins.attention_mass.cuda import MassBlocks, MassShape, add_spec, launch, totals_spec
 from plugins.attention_mass.reference import LARGEST_WEIGHT, SUM_AND_SQUARES
 from plugins.triton_kernel import KernelSpec
 from plugins.triton_specs import caches, query_dtype
@@ -21,6 +21,6 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
 
 def launches(seed: int, args: tuple) -> Iterator[Callable[..., Any]]:
     """In small blocks, which small cases have several of, and in some cases in the usual ones."""
-    yield functools.partial(launch, blocks=Blocks(16, 16) if seed % 2 else Blocks(32, 32))
+    yield functools.partial(launch, blocks=MassBlocks(16, 16) if seed % 2 else MassBlocks(32, 32))
     if seed % 8 == 0:
         yield launch

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import FunctionProto
 
 from plugins.attention_mass.functional import ADD, ADD_SQUARES, ADDED, COMMON, SCALES, TOTALS
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_cache import FLOAT, readable
 from plugins.onnx_node import Cache, OnnxNode
 
@@ -37,7 +37,7 @@ class _Step:
     num_tokens: Value
 
 
-def _step(body: Body, cache: Cache, dynamic: bool) -> _Step:
+def _step(body: FunctionBody, cache: Cache, dynamic: bool) -> _Step:
     zero, one, first = body.constant(0), body.constant(1), body.constant([0])
     last = body.constant([1])
     tokens, heads, dim = (body.size("q", index) for index in range(3))
@@ -92,7 +92,7 @@ def _step(body: Body, cache: Cache, dynamic: bool) -> _Step:
 
 
 def _totals(cache: Cache, dynamic: bool) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     step, last = _step(body, cache, dynamic), body.constant([3])
     infinite = body.constant(-np.inf, np.float32)
     top = body.ReduceMax(step.logits, last)
@@ -105,7 +105,7 @@ def _totals(cache: Cache, dynamic: bool) -> FunctionProto:
 
 
 def _add(cache: Cache, dynamic: bool, with_squares: bool) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     step = _step(body, cache, dynamic)
     zero, nothing = body.constant(0), body.constant(0.0, np.float32)
     kv_heads, page_size = body.size("mass", 2), body.size("mass", 1)
@@ -167,7 +167,7 @@ def _add(cache: Cache, dynamic: bool, with_squares: bool) -> FunctionProto:
     return body.function(f"AttentionMassAdd{ending}", _inputs(ADDED, dynamic), outputs, attributes)
 
 
-def _column(body: Body, value: Value) -> Value:
+def _column(body: FunctionBody, value: Value) -> Value:
     return body.Unsqueeze(value, body.constant([1]))
 
 

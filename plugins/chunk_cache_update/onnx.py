@@ -3,14 +3,14 @@
 from onnx import FunctionProto, TensorProto
 
 from plugins.chunk_cache_update import FUNCTIONAL, OPERATOR
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_node import Cache, OnnxNode
 
 _LAST = 2
 
 
 def _body(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     zero, one, none = body.constant(0), body.constant(1), body.constant(-1)
     slot = body.to_int64("slot")
     owns = body.GreaterOrEqual(slot, zero)

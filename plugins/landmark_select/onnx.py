@@ -4,7 +4,7 @@ import numpy as np
 from onnx import FunctionProto, TensorProto
 
 from plugins.landmark_select import CHOOSE, OPERATOR, SCORES
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_cache import FLOAT
 from plugins.onnx_node import Cache, OnnxNode
 
@@ -14,7 +14,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def _scores(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     zero, one = body.constant(0), body.constant(1)
     infinite = body.constant(-np.inf, np.float32)
     sequences, tokens, heads = body.size("num_chunks", 0), body.size("q", 0), body.size("q", 1)
@@ -50,7 +50,7 @@ def _scores(cache: Cache) -> FunctionProto:
 
 
 def _choose(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     zero, lowest = body.constant(0), body.constant(_LOWEST, np.float32)
     infinite = body.constant(-np.inf, np.float32)
     kv_heads, max_selected = body.int_attribute("kv_heads"), body.int_attribute("max_selected")

@@ -4,14 +4,14 @@ from onnx import FunctionProto
 
 from plugins.low_rank_key_reconstruct import OPERATOR
 from plugins.low_rank_key_reconstruct.onnx_lists import Lists
-from plugins.onnx_body import Body
+from plugins.onnx_body import FunctionBody
 from plugins.onnx_cache import FLOAT
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_rotation import rotate
 
 
 def _body(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     lists = Lists(body, page_size=body.size("u", 1))
     rank, dim = body.size("sv", 2), body.size("sv", 3)
     position = lists.tokens("chunks")

@@ -1,6 +1,6 @@
 """Lists of chunks inside ONNX functions: their tokens, and the rows of these in tables of pages."""
 
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 
 
 class Lists:
@@ -10,7 +10,7 @@ class Lists:
     Tokens of a list are numbered together: [S, kv_heads * of_head]. `found` says which of them are listed.
     """
 
-    def __init__(self, body: Body, page_size: Value) -> None:
+    def __init__(self, body: FunctionBody, page_size: Value) -> None:
         self._body, self._page_size = body, page_size
         self.zero = body.constant(0)
         self.chunk_size = body.int_attribute("chunk_size")

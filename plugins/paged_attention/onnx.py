@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import FunctionProto
 
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_cache import FLOAT, readable
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_pairs import out_of_pairs, rotate_blocks
@@ -13,7 +13,7 @@ _INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPER
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     tokens, heads, head_dim = (body.size("q", dim) for dim in range(3))
     pools = {name: readable(body, f"{name}_pool", cache) for name in "kv"}
     page_size, kv_heads = body.size(pools["k"], 1), body.size(pools["k"], 2)
@@ -30,7 +30,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
 
     active = body.nonempty(starts)
 
-    def sequence(inner: Body, i: Value, attended: Value) -> Value:
+    def sequence(inner: FunctionBody, i: Value, attended: Value) -> Value:
         s = inner.Gather(active, i)
         begin, end = inner.Gather(starts, s), inner.Gather(starts, inner.Add(s, one))
         count = inner.Sub(end, begin)

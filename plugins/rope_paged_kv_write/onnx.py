@@ -2,7 +2,7 @@
 
 from onnx import FunctionProto
 
-from plugins.onnx_body import Body
+from plugins.onnx_body import FunctionBody
 from plugins.onnx_cache import FLOAT, quantize, row_scale, writable
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_pairs import rotate_blocks
@@ -13,7 +13,7 @@ _INPUTS, _SCALES = OPERATOR.tensors, OPERATOR.optional_tensors
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     slot_mapping = body.to_int64("slot_mapping")
     written = body.GreaterOrEqual(slot_mapping, body.constant(0))
     slots = body.Compress(slot_mapping, written, axis=0)

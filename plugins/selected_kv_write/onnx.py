@@ -4,13 +4,13 @@ from onnx import FunctionProto
 
 from plugins.low_rank_key_reconstruct.onnx import NODES as RECONSTRUCT
 from plugins.low_rank_key_reconstruct.onnx_lists import Lists
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.selected_kv_write.functional import PLACE, PLACED
 
 
 def _place(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     lists = Lists(body, page_size=body.size("k_pool", 1))
     dim = body.size("keys", 3)
     kept = body.Reshape(lists.found, body.shape(-1))

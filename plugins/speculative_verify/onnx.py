@@ -6,12 +6,12 @@ Shapes: D drafts, S sequences, D+S rows. Sequence s has the rows from draft_star
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
-from plugins.onnx_body import Body, Value
+from plugins.onnx_body import FunctionBody, Value
 from plugins.onnx_node import Cache, OnnxNode
 from plugins.speculative_verify import OPERATOR
 
 
-def _count_at_most(body: Body, begins: Value, index: Value) -> Value:
+def _count_at_most(body: FunctionBody, begins: Value, index: Value) -> Value:
     """How many of `begins` [S] are at most each `index` [n]; one of each is added so that nothing is empty."""
     more = body.Concat(begins, body.constant([2**62]), axis=0)
     indices = body.Unsqueeze(body.Concat(index, body.constant([0]), axis=0), body.constant([1]))
@@ -19,7 +19,7 @@ def _count_at_most(body: Body, begins: Value, index: Value) -> Value:
     return body.rows(counts, body.constant(0), body.size(index, 0))
 
 
-def _draw(body: Body, weight: Value, uniform: Value) -> Value:
+def _draw(body: FunctionBody, weight: Value, uniform: Value) -> Value:
     """The lowest token of positive weight whose cumulative weight is above uniform * sum, per row of [S, vocab]."""
     axis = body.constant([1])
     cumulative = body.CumSum(body.to(weight, TensorProto.DOUBLE), body.constant(1))
@@ -30,7 +30,7 @@ def _draw(body: Body, weight: Value, uniform: Value) -> Value:
 
 
 def _body(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     zero, one, columns = body.constant(0), body.constant(1), body.constant([1])
     no_weight = body.constant(0.0, np.float32)
     num_drafts, num_sequences = body.size("draft_ids", 0), body.size("temperature", 0)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvforge.common.errors import EngineError, first_line
-from kvforge.manifest import WEIGHTS_FILE, Calls, calls_file, load_calls, package_file, piece_file
+from kvforge.manifest import WEIGHTS_FILE, GraphCalls, calls_file, load_calls, package_file, piece_file
 from kvforge.runtime.sessions.huge_pages import allocate_together
 
 Graph = Callable[[list[Tensor]], list[Tensor]]
@@ -111,7 +111,7 @@ def load_graph(engine_dir: Path, name: str, weights: dict[str, Tensor], single_t
     return run_in_turn(calls, pieces)
 
 
-def run_in_turn(calls: Calls, pieces: Sequence[Graph]) -> Graph:
+def run_in_turn(calls: GraphCalls, pieces: Sequence[Graph]) -> Graph:
     """Return a graph that runs the pieces of ``calls`` one after the other, each value dropped after its last use."""
     steps = [(piece, call.inputs, last) for piece, call, last in zip(pieces, calls.calls, calls.last_uses, strict=True)]
 

@@ -13,7 +13,7 @@ from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 
 
-class Prediction:
+class PromptPredictor:
     """Runs ``predict`` over the prompts of a plan; owns the auxiliary model's pools, whose pages are the engine's."""
 
     def __init__(self, session: Session, num_pages: int, page_size: int, needs_importance: bool) -> None:

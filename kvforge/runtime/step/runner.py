@@ -11,7 +11,7 @@ from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExits
-from kvforge.runtime.step.prediction import Prediction
+from kvforge.runtime.step.prediction import PromptPredictor
 from kvforge.runtime.step.probe import probe_steps
 from kvforge.runtime.step.prompt_rows import score_prompts
 from kvforge.runtime.step.self_draft import SelfDraft
@@ -56,7 +56,7 @@ class Runner:
         exact = config.exact_tokens
         self._prediction = None
         if exact is not None:
-            self._prediction = Prediction(session, config.num_pages, config.page_size, bool(exact.share))
+            self._prediction = PromptPredictor(session, config.num_pages, config.page_size, bool(exact.share))
         self.num_lower_calls = 0
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)

@@ -120,7 +120,7 @@ class FailedError(Exception):
 
 
 @dataclass
-class Call:
+class ForwardedRequest:
     """One request on its way: when it came, its deadline, and its inputs once they were read."""
 
     request: Any
@@ -159,7 +159,7 @@ class TextServer:
         num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
-        self._room: WaitingRoom[Call] = WaitingRoom(num_threads, "bls")
+        self._room: WaitingRoom[ForwardedRequest] = WaitingRoom(num_threads, "bls")
         self._drain = DrainClock(run_dir)
         self._told_open = 0
         self._lanes = TextLanes()
@@ -175,7 +175,7 @@ class TextServer:
             except UnavailableError as error:
                 self._responder.refuse(sender, failed("unavailable", error.refusal))
                 continue
-            call = Call(request, sender, time.monotonic())
+            call = ForwardedRequest(request, sender, time.monotonic())
             self._step(self._accept, call)
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class TextServer:
         self._link.close()
         self._senders.close()
 
-    def _step(self, step: Callable[[Call], bool], call: Call) -> None:
+    def _step(self, step: Callable[[ForwardedRequest], bool], call: ForwardedRequest) -> None:
         """Do a step of a call, which says whether another thread goes on with it; if it fails, the client is told."""
         try:
             if step(call):
@@ -205,25 +205,27 @@ class TextServer:
             self._refuse(call, failure_of(error))
         self._admission.leave(1)
 
-    def _refuse(self, call: Call, failure: Failure) -> None:
+    def _refuse(self, call: ForwardedRequest, failure: Failure) -> None:
         """End a request that the engine was not given."""
         if failure.outcome == "refused":
             with contextlib.suppress(RequestError):
                 log_request(self._name, client_id(call.request), "refused", error=failure.message)
         self._responder.refuse(call.sender, failure)
 
-    def _give_up(self, call: Call, failure: Failure, where: Callable[[Call], bool] = lambda call: True) -> None:
+    def _give_up(
+        self, call: ForwardedRequest, failure: Failure, where: Callable[[ForwardedRequest], bool] = lambda call: True
+    ) -> None:
         """End a call that waits for a thread, unless one has begun with it or ``where`` does not hold."""
         if self._room.take_out(call, where):
             self._refuse(call, failure)
             self._admission.leave(1)
 
-    def _accept(self, call: Call) -> bool:
+    def _accept(self, call: ForwardedRequest) -> bool:
         call.limit = timeout_s(call.request, read_parameters(call.request))
         self._room.put(call, partial(self._step, self._begin, call))
         return True
 
-    def _begin(self, call: Call) -> bool:
+    def _begin(self, call: ForwardedRequest) -> bool:
         if call.sender.is_cancelled():
             raise FailedError(CANCELLED)
         _engine_parameters(call)
@@ -232,7 +234,7 @@ class TextServer:
             return True
         return self._ask(self._preprocessor.run(call.texts), call)
 
-    def _encode(self, call: Call) -> bool:
+    def _encode(self, call: ForwardedRequest) -> bool:
         """In a thread for long texts."""
         if call.sender.is_cancelled():
             raise FailedError(CANCELLED)
@@ -241,7 +243,7 @@ class TextServer:
         self._room.put(call, partial(self._step, partial(self._ask, encoded), call))
         return True
 
-    def _ask(self, encoded: dict[str, np.ndarray], asked: Call) -> bool:
+    def _ask(self, encoded: dict[str, np.ndarray], asked: ForwardedRequest) -> bool:
         """Have the engine answer; False, because the call is over then."""
         request, parameters = asked.request, _engine_parameters(asked)
         interval = stream_interval(read_parameters(request), self._stream_interval)
@@ -315,13 +317,13 @@ class TextServer:
                 self._give_up(call, past_deadline(call.limit))
         self._look_for_clients(waiting, now)
 
-    def _look_for_clients(self, waiting: list[Call], now: float) -> None:
+    def _look_for_clients(self, waiting: list[ForwardedRequest], now: float) -> None:
         """End the requests of those that have gone: few looks at a time, in turn. Triton is asked only while the
         request cannot end: a question behind the last response crashes tritonserver."""
-        asked: list[Call | Answer] = [*waiting, *self._open.copy().values()]
+        asked: list[ForwardedRequest | Answer] = [*waiting, *self._open.copy().values()]
         for one in sorted(asked, key=lambda one: one.last_asked)[:MAX_LOOKS]:
             one.last_asked = now
-            if isinstance(one, Call):
+            if isinstance(one, ForwardedRequest):
                 self._give_up(one, CANCELLED, where=lambda call: call.sender.is_cancelled())
                 continue
             with one.lock:
@@ -387,7 +389,7 @@ class TextServer:
         self._open.pop(answer.key, None)
         answer.ended.set()
 
-    def _read(self, call: Call) -> None:
+    def _read(self, call: ForwardedRequest) -> None:
         """The request's inputs: those for preprocessing, and those for `tensorrt_llm`. Raises RequestError."""
         check_parameters(read_parameters(call.request), TEXT_INPUTS, own=(STREAM_INTERVAL,))
         found = {name: self._pb.get_input_tensor_by_name(call.request, name) for name in self._inputs}
@@ -415,7 +417,7 @@ class TextServer:
         return Failure(outcomes.get(error.code(), "failed"), error.message())
 
 
-def _engine_parameters(call: Call) -> dict[str, Any]:
+def _engine_parameters(call: ForwardedRequest) -> dict[str, Any]:
     """The deadline is of the whole request, the wait for a thread included. Raises FailedError when it has passed."""
     if call.limit is None:
         return {ERRORS_AS_TENSORS: True}

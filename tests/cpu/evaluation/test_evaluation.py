@@ -7,7 +7,7 @@ import pytest
 
 from kvforge.cli import main
 from kvforge.common.errors import KvforgeError
-from kvforge.evaluation.engine import Answer, EngineGenerator
+from kvforge.evaluation.engine import AnsweredPrompt, EngineGenerator
 from kvforge.evaluation.score import answer_of, is_correct, make_score, score_table, share_found, wilson
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import Example, make_examples
@@ -72,7 +72,7 @@ def answer_needles(self, prompts):
     """Answers every needle question from the text."""
     found = [re.search(r"What is the secret number of the (\w+ \w+)\?", prompt)[1] for prompt in prompts]
     texts = [re.search(rf"number of the {key} is( \d+\.)", p)[1] for key, p in zip(found, prompts, strict=True)]
-    return [Answer([1], [2], text) for text in texts]
+    return [AnsweredPrompt([1], [2], text) for text in texts]
 
 
 def test_command_prints_table_and_json(engines: EngineShelf, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
 from kvforge.rewire.projections import read_projection
 from kvforge.rewire.ridge import CutFit, prior
-from kvforge.rewire.source import Source, open_source
+from kvforge.rewire.source import PlainCheckpoint, open_source
 from model_defs.reference import reference_hidden
 from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, model_error, sum_error
@@ -95,7 +95,7 @@ def test_the_share_of_constant_targets_by_hand() -> None:
     assert unexplained.halves() == (0.0, pytest.approx(4 / (18 * 2.0**-23)))
 
 
-def recorded(path: Path, family: str, first: int = 0, **sizes) -> tuple[Source, LayerInputs, list[list[int]]]:
+def recorded(path: Path, family: str, first: int = 0, **sizes) -> tuple[PlainCheckpoint, LayerInputs, list[list[int]]]:
     source = open_source(make_checkpoint(path / "source", family, num_hidden_layers=4, **sizes))
     generator = torch.Generator().manual_seed(0)
     samples = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (40, 33, 40, 17, 29)]

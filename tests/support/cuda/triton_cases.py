@@ -110,7 +110,7 @@ def large_case(seed: int) -> str | None:
 
 def steps_case(seed: int) -> str | None:
     """Statistics have the same bits in whatever steps a sequence's queries come."""
-    launch = functools.partial(attention_mass.launch, blocks=attention_mass.Blocks(16, 16))
+    launch = functools.partial(attention_mass.launch, blocks=attention_mass.MassBlocks(16, 16))
     for one in splittable(by_name(seed, small=True, dtypes=FLOATS)):
         count = len(one["q"])
         if not same(in_steps(one, [1, count - 2, 1], launch), in_steps(one, [count], launch)):

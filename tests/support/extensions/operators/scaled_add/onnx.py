@@ -3,12 +3,12 @@
 from onnx import FunctionProto
 from plugins.scaled_add import OPERATOR
 
-from plugins.onnx_body import Body
+from plugins.onnx_body import FunctionBody
 from plugins.onnx_node import Cache, OnnxNode
 
 
 def _body(cache: Cache) -> FunctionProto:
-    body = Body()
+    body = FunctionBody()
     result = body.Add("x", body.Mul("y", body.float_attribute("scale")))
     return body.function("ScaledAdd", OPERATOR.tensors, [("sum", result)], ("scale",))
 
