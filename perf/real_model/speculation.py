@@ -84,7 +84,8 @@ def make_report(args: argparse.Namespace) -> Report:
         cases = [(kind, batch) for batch in args.batch for kind in kinds]
         for (kind, prompts, params), batch in tqdm(cases, desc=drafter, disable=None):
             found = paired(engines, prompts, params, batch, args.seconds)
-            rows.append({"drafts": drafter, "kind": kind, **found})
+            kept = {key: found[key] for key in found if key != "ratios" and not key.startswith("full_batch")}
+            rows.append({"drafts": drafter, "kind": kind, **kept})
     return {**begin_dated_report("perf.real_model.speculation"), "rows": rows}
 
 
