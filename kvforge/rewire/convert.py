@@ -15,6 +15,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure
 from kvforge.common.staging import staging_directory
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
+from kvforge.rewire.exit_head import exit_tensors, fit_exit_map
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
 from kvforge.rewire.minicache import shared_target
@@ -181,7 +182,9 @@ def _measure(
         return Measurement(options.cut)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     search = options.cut is None
-    inputs = record_inputs(source, samples, work, 0 if search or plot else options.cut or 0, device, progress)
+    fit_exit = options.early_exit and options.init in FITTED_INITS
+    first = 0 if search or plot else options.cut or 0
+    inputs = record_inputs(source, samples, work, first, device, progress, with_output=fit_exit)
     similarity = input_similarity(inputs, source.config.num_layers) if search or plot else None
     candidates: list[Candidate] = []
     if options.cut is not None:
@@ -196,5 +199,7 @@ def _measure(
         config = _rewired(source, options, cut)
         combine = partial(shared_target, head_dim=config.head_dim) if options.init == "minicache" else mean_target
         owners, fitted = fit_owners(source, config, inputs, options.ridge, device, progress, combine)
+    if fit_exit:
+        fitted |= exit_tensors(source, fit_exit_map(source, inputs, cut, options.ridge, device))
     inputs.remove()
     return Measurement(cut, sum(inputs.lengths), tuple(candidates), similarity, tuple(owners), fitted)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.common.errors import CheckpointError
+from kvforge.rewire.exit_head import EXIT_HEAD, EXIT_NORM
 from kvforge.rewire.options import FITTED_INITS
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
@@ -40,7 +41,8 @@ def new_tensors(
     the owner's own, as other layers' latents are numbered in another way.
 
     norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, gains of 1 for the other two, whose weights
-    have the gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else
+    have the gains in them (so a gain of zero divides nothing). The early exit's norm and head are ``fitted``, or else
+    the final norm and the LM head. Biases and k_norm are the owner's own for ``copy``, else
     means. Making one that is not finite raises CheckpointError.
     """
     new: New = {}
@@ -69,8 +71,8 @@ def new_tensors(
     add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", *FITTED_INITS) else read(gain))
     if config.early_exit:
         head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-        add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
-        add("lm_head_early_exit.weight", head, lambda: read(head))
+        add(EXIT_NORM, "model.norm.weight", fitted.get(EXIT_NORM, lambda: read("model.norm.weight")))
+        add(EXIT_HEAD, head, fitted.get(EXIT_HEAD, lambda: read(head)))
     return new
 
 

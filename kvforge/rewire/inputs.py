@@ -58,8 +58,10 @@ def record_inputs(
     first: int,
     device: torch.device | str = "cpu",
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
+    with_output: bool = False,
 ) -> LayerInputs:
-    """Run the source in float32 and keep what enters layers ``first`` and up, in files in ``directory``.
+    """Run the source in float32 and keep what enters layers ``first`` and up, in files in ``directory``; with
+    ``with_output`` also what the last layer gives, as the input of a layer after it.
 
     One layer's weights (or the embedding) and one sample's activations are in memory at a time; the files take
     4 * tokens * hidden bytes per layer kept, and one layer more while it runs.
@@ -70,7 +72,7 @@ def record_inputs(
     config = source.config
     inputs = LayerInputs(directory, [len(ids) for ids in samples], config.hidden_size)
     _write(inputs, 0, _embedded(source, samples))
-    last = config.num_layers - 1
+    last = config.num_layers - 1 + with_output
     for index in range(last):
         progress("calibrating", index, last)
         with torch.device("meta"):

@@ -1,14 +1,15 @@
-"""Drafts of a real model: tokens a second with them against plain decoding, and how many are right.
+"""Drafts of a real model, and early exits: tokens a second with them against plain decoding, and how many are right.
 
     python -m perf.real_model.speculation ENGINE TEXTS [--draft-engine SMALLER] [--batch 1 8]
-        [--output perf/results/NAME]
+        [--exit-threshold 0.8] [--output perf/results/NAME]
 
 ENGINE is built with --max-draft-len. TEXTS has ``prompts.jsonl``, conversations that are answered at temperature 0.8,
 each with a seed of its own, and a text file for each kind, of which pieces of ``--length`` tokens are continued
 greedily: such as the ``held-out`` of ``perf.real_model.texts``. Drafts are prompt lookup's and, with --draft-engine,
-those of another engine, such as one of the same model with int4 weights. Both decode the same prompts by turns, as
-``perf.speculation.prompt_lookup`` has it: ratios are medians of pairs, with 95% intervals over them. Writes OUTPUT.json
-and .md.
+those of another engine, such as one of the same model with int4 weights; of an engine with an early exit they are the
+exit's alone, and --exit-threshold P adds tokens that exit above P without being verified. Both decode the same prompts
+by turns, as ``perf.speculation.prompt_lookup`` has it: ratios are medians of pairs, with 95% intervals over them; other
+texts are those of batches with exits or drafts that differ. Writes OUTPUT.json and .md.
 """
 
 import argparse
@@ -58,29 +59,42 @@ def prompts_of(engine: Path, texts: Path, num: int, length: int, num_tokens: int
         yield file.stem, pieces, [greedy] * len(pieces)
 
 
+def drafters_of(args: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig | None, float | None]]:
+    """Return what is measured by its name: drafts, or the threshold of exits."""
+    num, drafters = args.num_speculative_tokens, dict[str, tuple[SpeculativeConfig | None, float | None]]()
+    if load_manifest(args.engine).early_exit:
+        drafters["early exit"] = SpeculativeConfig("early_exit", num), None
+        drafters |= {f"exits above {threshold:g}": (None, threshold) for threshold in args.exit_threshold}
+    elif args.exit_threshold:
+        raise KvforgeError(f"{args.engine} has no early exit; leave out --exit-threshold.")
+    else:
+        drafters["ngram"] = SpeculativeConfig("ngram", num), None
+    if args.draft_engine is not None:
+        drafters["draft model"] = SpeculativeConfig("draft_model", num, draft_engine=args.draft_engine), None
+    return drafters
+
+
 def make_report(args: argparse.Namespace) -> Report:
     """Measure every drafter on every kind at every batch."""
-    drafters = {"ngram": SpeculativeConfig("ngram", args.num_speculative_tokens)}
-    if args.draft_engine is not None:
-        drafters["draft model"] = SpeculativeConfig(
-            "draft_model", args.num_speculative_tokens, draft_engine=args.draft_engine
-        )
+    drafters = drafters_of(args)
     kinds = list(prompts_of(args.engine, args.texts, args.num_prompts, args.length, args.num_tokens))
     session, rows = load_session(args.engine, load_manifest(args.engine)), []
-    for drafter, config in drafters.items():
-        engines = pair_of(session, tokenizer_of(args.engine), config, KV_CACHE_GIB)
+    for drafter, (config, threshold) in drafters.items():
+        engines = pair_of(session, tokenizer_of(args.engine), config, KV_CACHE_GIB, threshold)
         cases = [(kind, batch) for batch in args.batch for kind in kinds]
         for (kind, prompts, params), batch in tqdm(cases, desc=drafter, disable=None):
             found = paired(engines, prompts, params, batch, args.seconds)
-            rows.append({"drafts": drafter, "kind": kind, **found})
+            kept = {key: found[key] for key in found if key != "ratios" and not key.startswith("full_batch")}
+            rows.append({"drafts": drafter, "kind": kind, **kept})
     return {**begin_dated_report("perf.real_model.speculation"), "rows": rows}
 
 
 def markdown(report: Report) -> str:
     """A row for each drafter, batch and kind."""
     head = ["drafts", "batch", "kind", "plain tok/s", "with drafts", "ratio", "95% interval", "accepted", "a draft"]
+    head += ["CPU time", "exits", "other texts"]
     lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
-    return "\n".join([*lines, markdown_table(head, [_cells(row) for row in report["rows"]], "lrlrrrlrr")]) + "\n"
+    return "\n".join([*lines, markdown_table(head, [_cells(row) for row in report["rows"]], "lrlrrrlrrrrr")]) + "\n"
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
@@ -88,7 +102,8 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     return [
         *(row["drafts"], row["batch"], row["kind"], f"{row['plain_tok_s']:.0f}", f"{row['drafts_tok_s']:.0f}"),
         *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
-        *(f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}"),
+        *(f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}", f"{row['cpu_ratio']:.2f}"),
+        *(f"{row['share_of_exits']:.0%}", f"{row['pairs_with_other_tokens']} of {row['pairs'] + 1}"),
     ]
 
 
@@ -98,6 +113,7 @@ def main() -> int:
     parser.add_argument("engine", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--draft-engine", type=Path, help="its drafts, too")
+    parser.add_argument("--exit-threshold", type=float, nargs="*", default=[], metavar="P", help="exits above P, too")
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="prompts at a time (default 1 8)")
     parser.add_argument("--num-speculative-tokens", type=positive, default=4, help="(default %(default)s)")
     parser.add_argument("--num-prompts", type=positive, default=16, help="of a kind (default %(default)s)")

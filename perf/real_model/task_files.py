@@ -3,8 +3,10 @@
 Each function returns the rows of a task of lm-evaluation-harness.
 """
 
+import bz2
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,32 @@ def truthfulqa_mc2(path: Path) -> Rows:
     return rows
 
 
+def hellaswag(path: Path) -> Rows:
+    """Six lines a question: activity and context, the right ending's number, four endings. What follows the last whole
+    sentence of the context is the beginning of the endings."""
+    lines = bz2.decompress(path.read_bytes()).decode().splitlines()
+    rows = []
+    for head, label, *endings in zip(*[iter(lines)] * 6, strict=True):
+        activity, _, context = head.partition(": ")
+        begun = re.search(r"(?<=[.!?] )[^.!?]+$", context)
+        parts = (context[: begun.start()].strip(), begun[0]) if begun else (context, "")
+        rows.append(
+            {"activity_label": activity, "ctx_a": parts[0], "ctx_b": parts[1], "label": label, "endings": endings}
+        )
+    return rows
+
+
+def winogrande(path: Path) -> Rows:
+    """Instructions that end in a sentence with a gap and two options, and which one is right."""
+    rows = []
+    for line in json.loads(path.read_text(encoding="utf-8")):
+        found = re.search(r": (.*?)\s+Option1: (.*?) Option2: (.*?) Answer format", line["instruction"], re.DOTALL)
+        if found and found[1].count("_") == 1:
+            parts = dict(zip(("sentence", "option1", "option2"), found.groups(), strict=True))
+            rows.append({**parts, "answer": line["answer"].removeprefix("option")})
+    return rows
+
+
 def mmlu(path: Path) -> Rows:
     """A subject's table, below a head: question, four choices, the right one's number."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -106,6 +134,13 @@ FILES: Mapping[str, tuple[str, Callable[[Path], Rows], str, str]] = {
         "truthfulqa/truthfulqa_mc2.yaml",
         "acc",
     ),
+    "hellaswag": (
+        "hellaswag_text_data/hellaswag_val_full.txt.bz2",
+        hellaswag,
+        "hellaswag/hellaswag.yaml",
+        "acc_norm",
+    ),
+    "winogrande": ("FedLS/dataset/winogrande/test.json", winogrande, "winogrande/default.yaml", "acc"),
 }
 """Benchmark to its file, what reads it, the harness's definition, and the metric."""
 MMLU = "MLILAB-FedLLM/data/mmlu"

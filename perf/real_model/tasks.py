@@ -4,9 +4,10 @@
 
 SOURCES has checkouts of public repositories, of which nothing is kept here: ``RepE-Replication``
 (rugkqjem/RepE-Replication: ARC-Challenge), ``llm-eval`` (leticiacnavarro/llm-eval: PIQA), ``truthfulqa_experiments``
-(benedictflorance/truthfulqa_experiments: TruthfulQA, OpenBookQA), ``MLILAB-FedLLM`` (HaeChan0305/MLILAB-FedLLM: MMLU);
-what is not there is left out. Tasks are the harness's own, on the first --limit questions of each file, without
-examples but for MMLU's five. A score is the harness's accuracy (of ARC, OpenBookQA and PIQA by the answer's length in
+(benedictflorance/truthfulqa_experiments: TruthfulQA, OpenBookQA), ``hellaswag_text_data`` (klosax/hellaswag_text_data:
+HellaSwag), ``FedLS`` (tunx-cyber/FedLS: WinoGrande), ``MLILAB-FedLLM`` (HaeChan0305/MLILAB-FedLLM: MMLU); what is not
+there is left out. Tasks are the harness's own, on the first --limit questions of each file, without examples but for
+MMLU's five. A score is the harness's accuracy (of ARC, OpenBookQA, PIQA and HellaSwag by the answer's length in
 characters), beside it the difference to transformers in bf16 on the same questions with its 95% interval. The harness's
 model of transformers needs accelerate, too. Writes OUTPUT.json and .md.
 """

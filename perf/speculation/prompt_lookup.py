@@ -84,8 +84,14 @@ Pair = tuple[LLMEngine, LLMEngine]
 """On one session: without drafts, with drafts."""
 
 
-def pair_of(session: Session, tokenizer: Tokenizer, drafts: SpeculativeConfig, kv_cache_gib: float) -> Pair:
-    """Return two engines without a prefix cache."""
+def pair_of(
+    session: Session,
+    tokenizer: Tokenizer,
+    drafts: SpeculativeConfig | None,
+    kv_cache_gib: float,
+    threshold: float | None = None,
+) -> Pair:
+    """Return two engines without a prefix cache; tokens of the second one may exit early above ``threshold``."""
     plain, drafting = (
         LLMEngine(
             session=session,
@@ -93,8 +99,9 @@ def pair_of(session: Session, tokenizer: Tokenizer, drafts: SpeculativeConfig, k
             kv_cache_gib=kv_cache_gib,
             enable_prefix_cache=False,
             speculative=config,
+            early_exit_threshold=above,
         )
-        for config in (None, drafts)
+        for config, above in ((None, None), (drafts, threshold))
     )
     return plain, drafting
 
@@ -182,10 +189,12 @@ def paired(
         # bfloat16: a row's rounding may depend on the number of rows
         num_differing += runs[0].tokens != runs[1].tokens
         pairs.append(runs)
+    num_tokens = sum(drafting.num_tokens for _, drafting in pairs)
     del pairs[0]  # it warmed up
     after = engines[1].stats()
-    drafted, accepted, drafts = (
-        after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts")
+    drafted, accepted, drafts, exits = (
+        after[key] - before[key]
+        for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts", "num_early_exits")
     )
     cpu = [[1e3 * run.cpu_seconds / run.num_tokens for run in pair] for pair in pairs]
     ratios = [drafting.speed / plain.speed for plain, drafting in pairs]
@@ -208,6 +217,7 @@ def paired(
         "acceptance": accepted / max(drafted, 1),
         "mean_accepted_length": accepted / max(drafts, 1),
         "draft_tokens": drafted,
+        "share_of_exits": exits / num_tokens,
     }
 
 

@@ -192,7 +192,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> Non
 
 
 def test_a_full_gpu(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     text = tmp_path / "text.txt"

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvforge.common.errors import KvforgeError
 from kvforge.rewire import RewireOptions, inputs, rewire_checkpoint
+from kvforge.rewire.exit_head import EXIT_HEAD, EXIT_NORM, exit_tensors, fit_exit_map
 from kvforge.rewire.initialise import group_of
 from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
-from kvforge.rewire.projections import read_projection
+from kvforge.rewire.projections import normalise, read_projection
 from kvforge.rewire.ridge import CutFit, prior
 from kvforge.rewire.source import PlainCheckpoint, open_source
-from model_defs.reference import reference_hidden
+from model_defs.reference import reference_hidden, reference_logits
 from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, model_error, sum_error
 
@@ -95,13 +97,15 @@ def test_the_share_of_constant_targets_by_hand() -> None:
     assert unexplained.halves() == (0.0, pytest.approx(4 / (18 * 2.0**-23)))
 
 
-def recorded(path: Path, family: str, first: int = 0, **sizes) -> tuple[PlainCheckpoint, LayerInputs, list[list[int]]]:
+def recorded(
+    path: Path, family: str, first: int = 0, with_output: bool = False, **sizes
+) -> tuple[PlainCheckpoint, LayerInputs, list[list[int]]]:
     source = open_source(make_checkpoint(path / "source", family, num_hidden_layers=4, **sizes))
     generator = torch.Generator().manual_seed(0)
     samples = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (40, 33, 40, 17, 29)]
     directory = path / "inputs"
     directory.mkdir()
-    return source, record_inputs(source, samples, directory, first), samples
+    return source, record_inputs(source, samples, directory, first, with_output=with_output), samples
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,6 +149,47 @@ def test_an_owner_is_fitted_to_the_mean_of_its_group(family: str, tmp_path: Path
     fold_weight, fold_bias = prior(group)
     missed = (y - x @ weight.T - bias).square().sum()
     assert missed < 0.9 * (y - x @ fold_weight.T - fold_bias).square().sum()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])  # a norm's gain as it is, and above 1
+def test_an_exit_is_fitted_to_the_final_norms_output(family: str, tmp_path: Path) -> None:
+    """Its map against one piece, its logits against that map, and nearer to the model's than the copied head's."""
+    source, found, samples = recorded(tmp_path, family, first=2, with_output=True)
+    config, weights = source.config, load_weights(source.checkpoint.path)
+    gain = weights["model.norm.weight"].double() + config.norm_offset
+    x, last = (
+        torch.cat([normalise(found.read(layer, sample), config.rms_norm_eps) for sample in found.fitted])
+        for layer in (2, config.num_layers)
+    )
+    fitted = fit_exit_map(source, found, 2, 1e-3)
+    expected = brute_force(x, last * gain, torch.diag(gain), 1e-3, False)[0]
+    assert_within(fitted, expected, solved_error(len(x) + len(gain), 1e-3, len(gain)) * expected.abs().max())
+    head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"].double()
+    tensors = exit_tensors(source, fitted)
+    assert torch.equal(tensors[EXIT_NORM]() + config.norm_offset, torch.ones(len(gain)))
+    got, wanted = x.float() @ tensors[EXIT_HEAD]().float().T, last * gain @ head.T
+    assert_near(got, x @ expected.T @ head.T, model_error(config, len(x)))
+    assert (got - wanted).square().sum() < 0.9 * (x * gain @ head.T - wanted).square().sum()
+    logits = reference_logits(config, weights, torch.tensor(samples[0]))
+    assert_near(wanted[: len(samples[0])], logits, model_error(config, len(samples[0])))
+
+
+def test_an_exit_that_cannot_be_fitted_is_named(tmp_path: Path) -> None:
+    source, found, _ = recorded(tmp_path, "llama", with_output=True)
+    found.file(2).write_bytes(bytes(found.file(2).stat().st_size))
+    with pytest.raises(KvforgeError, match=r"early exit of cut 2 cannot be fitted with --ridge 0.01; give a larger"):
+        fit_exit_map(source, found, 2, 1e-2)
+
+
+def test_rewiring_with_a_fit_fits_the_exit(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", num_hidden_layers=4)
+    text = tmp_path / "text.txt"
+    text.write_text("A man, a plan, a canal: Panama! 3.14159265358979 " * 200)
+    options = RewireOptions(cut=2, init="ridge", early_exit=True, num_samples=16, num_tokens=64)
+    rewire_checkpoint(source, tmp_path / "out", options, calibration=text)
+    old, new = load_weights(source), load_weights(tmp_path / "out")
+    assert torch.equal(new[EXIT_NORM], torch.ones_like(old["model.norm.weight"]))
+    assert (new[EXIT_HEAD] - old["lm_head.weight"] * old["model.norm.weight"]).abs().max() > 1e-3
 
 
 def test_held_out_samples_do_not_change_the_fit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from kvforge.common.errors import KvforgeError
 from perf.harness.engines import tokenizer_of
 from perf.real_model import speculation
 from tests.support.models.chat import with_chat_template
-from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8
+from tests.support.models.engines import EARLY_EXIT, SWIFTKV, SWIFTKV_FP8
 
 
 @pytest.fixture
@@ -30,6 +30,28 @@ def test_every_drafter_and_batch_has_a_row(engines, texts: Path, monkeypatch, ca
     assert all(row["prompts"] == 3 and row["pairs"] == 2 and row["plain_tok_s"] > 0 for row in rows)
     assert rows[2]["draft_tokens"] > 0
     assert capsys.readouterr().out.count("| fox |") == 4
+
+
+def test_tokens_that_exit_are_counted(engines, texts: Path, monkeypatch, capsys) -> None:
+    """An engine with an exit drafts by it; what exits takes part unverified; a threshold needs an exit."""
+    monkeypatch.setattr("perf.speculation.prompt_lookup.MIN_PAIRS", 2)
+    drafters_of, chosen = speculation.drafters_of, dict[str, object]()
+
+    def exits_alone(args):
+        chosen.update(drafters_of(args))
+        return {name: drafts for name, drafts in chosen.items() if drafts[0] is None}
+
+    monkeypatch.setattr(speculation, "drafters_of", exits_alone)  # its graphs verify no drafts
+    given = ["--num-prompts", "3", "--length", "24", "--num-tokens", "6", "--seconds", "0", "--batch", "1"]
+    given += ["--exit-threshold", "1e-6", "--output", str(texts / "found")]
+    monkeypatch.setattr("sys.argv", ["speculation", str(engines.engine(EARLY_EXIT)), str(texts), *given])
+    assert speculation.main() == 0 and list(chosen) == ["early exit", "exits above 1e-06"]
+    (row,) = json.loads((texts / "found.json").read_text())["rows"]
+    assert row["drafts"] == "exits above 1e-06" and row["share_of_exits"] == 1 and row["draft_tokens"] == 0
+    assert row["pairs_with_other_tokens"] > 0
+    monkeypatch.setattr("sys.argv", ["speculation", str(engines.engine(SWIFTKV_FP8)), str(texts), *given])
+    assert speculation.main() == 1
+    assert "has no early exit; leave out --exit-threshold" in capsys.readouterr().err
 
 
 def test_conversations_are_written_by_the_template_and_drawn(engines, texts: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Benchmarks from local files: rows in the harness's columns, its own tasks on them, and differences in pairs."""
 
+import bz2
 import csv
 import json
 from pathlib import Path
@@ -8,7 +9,17 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from perf.real_model import tasks
-from perf.real_model.task_files import FILES, MMLU, arc_challenge, mmlu, openbookqa, piqa, task_definitions
+from perf.real_model.task_files import (
+    FILES,
+    MMLU,
+    arc_challenge,
+    hellaswag,
+    mmlu,
+    openbookqa,
+    piqa,
+    task_definitions,
+    winogrande,
+)
 from tests.support.models.engines import SWIFTKV
 
 
@@ -42,6 +53,14 @@ def sources(tmp_path: Path) -> Path:
         ["Type", "Question", "Correct Answers", "Incorrect Answers"],
         ["Adversarial", "Is it?", "It is; Yes, it is", "It is not; ; Never"],
     )
+    swag = tmp_path / FILES["hellaswag"][0]
+    swag.parent.mkdir()
+    contexts = ("Roof work: A man sits. He is old. the man", "Care: How to rest. Lie down. Now sleep.")
+    swag.write_bytes(bz2.compress("".join(f"{context}\n1\na\nb\nc\nd\n" for context in contexts).encode()))
+    gap = "Choose: Sarah beat Ann so _ won: {}.\n\nOption1: Sarah Option2: Ann Answer format: option1/option2"
+    wino = tmp_path / FILES["winogrande"][0]
+    wino.parent.mkdir(parents=True)
+    wino.write_text(json.dumps([{"instruction": gap.format("a cup"), "answer": "option1"}]))
     for subject in ("anatomy", "astronomy"):
         head = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
         table(f"{MMLU}/test/{subject}_test.csv", head, ["Which one?", "a", "b", "c", "d", "2"], ["And?", *"efgh", "0"])
@@ -60,6 +79,14 @@ def test_rows_have_the_harness_columns(sources: Path) -> None:
     (row,) = openbookqa(sources / FILES["openbookqa"][0])
     assert row["question_stem"] == "An animal is" and row["choices"]["text"] == ["a fox", "a coin"]
     assert piqa(sources / FILES["piqa"][0]) == [{"goal": "open it", "sol1": "pull", "sol2": "sing", "label": 0}]
+    swag = hellaswag(sources / FILES["hellaswag"][0])
+    assert [(row["activity_label"], row["ctx_a"], row["ctx_b"]) for row in swag] == [
+        ("Roof work", "A man sits. He is old.", "the man"),
+        ("Care", "How to rest. Lie down. Now sleep.", ""),
+    ]
+    assert swag[0]["label"] == "1" and swag[0]["endings"] == list("abcd")
+    (row,) = winogrande(sources / FILES["winogrande"][0])
+    assert row == {"sentence": "Sarah beat Ann so _ won: a cup.", "option1": "Sarah", "option2": "Ann", "answer": "1"}
     found = mmlu(sources / MMLU / "test" / "anatomy_test.csv")
     assert [row["answer"] for row in found] == [2, 0] and found[0]["subject"] == "anatomy"
 
@@ -71,17 +98,17 @@ def test_the_harness_runs_its_own_tasks_on_them(sources: Path, engines, tmp_path
     folder = tmp_path / "tasks"
     folder.mkdir()
     chosen = task_definitions(sources, folder, limit=2)
-    assert [len(parts) for parts, _ in chosen.values()] == [1, 1, 1, 1, 2]
+    assert [len(parts) for parts, _ in chosen.values()] == [1, 1, 1, 1, 1, 1, 2]
     model = EngineLM(engines.engine(SWIFTKV), show_progress=False)
     scores = tasks.scores_of(model, chosen, tasks.task_manager(folder))
     assert {name: len(own) for name, own in scores.items()} == {
-        "arc_challenge": 2, "openbookqa": 1, "piqa": 1, "truthfulqa_mc2": 1, "mmlu": 2,
+        "arc_challenge": 2, "openbookqa": 1, "piqa": 1, "truthfulqa_mc2": 1, "hellaswag": 2, "winogrande": 1, "mmlu": 2,
     }  # fmt: skip
     assert all(0 <= score <= 1 for own in scores.values() for score in own)
     assert 0 < scores["truthfulqa_mc2"][0] < 1  # a share of the probability, not a count
     several = {name: own for name, own in scores.items() if len(own) > 1}
     rows = tasks.rows_of("itself", several, several)
-    assert [row["more"]["value"] for row in rows] == [0, 0] and [row["same"] for row in rows] == [1, 1]
+    assert [row["more"]["value"] for row in rows] == [0] * 3 and [row["same"] for row in rows] == [1] * 3
 
 
 def test_differences_are_of_pairs_and_tables_show_them() -> None:

@@ -1,0 +1,212 @@
+"""Whether engines answer instructions greedily as transformers does on the same weights, and how close a call it was
+where they do not.
+
+    python -m perf.real_model.agreement CHECKPOINT PROMPTS.jsonl NAME=ENGINE ... [--max-tokens 64]
+        [--output perf/results/NAME]
+
+A line of PROMPTS.jsonl is a conversation, such as ``held-out/prompts.jsonl`` of ``perf.real_model.texts``. The
+reference is what transformers answers in float32: it is given the first engine's answers and finds the most probable
+token before each of theirs; an answer whose token is another one ends there, with its own. So its answers are those of
+its decoding, at the cost of a prompt. A row beside the engines is transformers in bf16, given the reference's answers,
+which shows what rounding alone does. A row has
+
+- how many answers are the reference's, token for token;
+- the share of the reference's tokens that are the most probable ones where its answers are given, with a 95% interval
+  over answers;
+- the gap at the first other token of an answer: by how much the reference prefers its own one, in logits;
+- how far the gap between the reference's two best tokens moves, over all tokens of its answers.
+
+The reference is kept in --work for the next run with the same prompts, and rows of an earlier run in OUTPUT.json stay
+where they are not measured again. Writes OUTPUT.json and .md.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kvforge import LLM, SamplingParams
+from kvforge.checkpoint.model import open_model
+from kvforge.common.errors import KvforgeError
+from kvforge.evaluation.bootstrap import bootstrap_interval
+from kvforge.runtime.scoring.score import lowest_argmax, stream_logits
+from perf.harness.command import Report, add_report, add_work, begin_dated_report, make_parser, positive, run_program
+from perf.harness.engines import tokenizer_of
+from perf.harness.files import merge_rows, read_json
+from perf.harness.tables import markdown_table
+from perf.real_model.closeness import named
+from perf.real_model.sampled import as_transformers
+
+KEPT = 64
+"""Tokens whose logits are kept, of each distribution; a worse one has at least the last one's gap."""
+PEER = "transformers, bf16"
+Given = Iterator[tuple[int, int, Tensor]]
+"""Request, place of the first token, and the logits ``[k, vocab]`` of these tokens of its reference answer."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Greedy answers, each up to its end token if it has one, and the best ``KEPT`` tokens before each of their tokens:
+    ``best`` and ``logits`` ``[n, KEPT]``, largest first."""
+
+    tokens: list[list[int]]
+    best: list[Tensor]
+    logits: list[Tensor]
+
+    def gap(self, index: int, place: int, token: int) -> float:
+        """Return by how much the logit of an answer's own token is above another one's."""
+        logits, found = self.logits[index][place], (self.best[index][place] == token).nonzero()
+        return float(logits[0] - logits[int(found[0]) if len(found) else -1])
+
+
+def verified(given: Given, drafts: Sequence[Sequence[int]]) -> Answers:
+    """Return what a model answers that finds the logits ``given`` before the tokens of ``drafts``, whole answers each:
+    a draft up to the first token that it does not choose, with its own in that place."""
+    answers = Answers([], [], [])
+    for index, _, logits in given:
+        chosen, draft = lowest_argmax(logits).tolist(), list(drafts[index])
+        length = next((place + 1 for place, token in enumerate(draft) if token != chosen[place]), len(draft))
+        top = logits[:length].float().topk(KEPT)
+        answers.tokens.append(chosen[:length])
+        answers.best.append(top.indices)
+        answers.logits.append(top.values)
+    return answers
+
+
+def row_of(name: str, given: Given, reference: Answers, tokens: Sequence[Sequence[int]] | None = None) -> Report:
+    """Return the row of a system that finds the logits ``given`` before the reference's tokens, and whose answers are
+    ``tokens``, or as these logits have it."""
+    chosen = [torch.empty(len(theirs), dtype=torch.long) for theirs in reference.tokens]
+    moves = []
+    for index, start, logits in given:
+        rows = slice(start, start + len(logits))
+        chosen[index][rows] = lowest_argmax(logits)
+        gap = logits.float().gather(1, reference.best[index][rows, :2])
+        expected = reference.logits[index][rows, :2]
+        moves.append((gap[:, 0] - gap[:, 1] - (expected[:, 0] - expected[:, 1])).abs())
+    best = [each.tolist() for each in chosen]
+    gaps = []
+    for index, (ours, theirs) in enumerate(zip(best if tokens is None else tokens, reference.tokens, strict=True)):
+        places = (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+        if (place := next(places, None)) is not None:
+            gaps.append(reference.gap(index, place, ours[place]))
+    hits = [sum(map(int.__eq__, ours, theirs)) for ours, theirs in zip(best, reference.tokens, strict=True)]
+    moved = torch.cat(moves)
+    return {
+        "name": name,
+        "num_answers": len(hits),
+        "num_tokens": len(moved),
+        "same": len(hits) - len(gaps),
+        "agreement": asdict(bootstrap_interval(hits, [len(theirs) for theirs in reference.tokens])),
+        "gap": _spread(torch.tensor(gaps), 0.5),
+        "moved": _spread(moved, 0.5, 0.999),
+    }
+
+
+def _spread(values: Tensor, *levels: float) -> list[float]:
+    """These quantiles and the maximum; empty where there are no values."""
+    return [round(float(values.quantile(level)), 5) for level in (*levels, 1.0)] if len(values) else []
+
+
+@torch.inference_mode()
+def given_to_model(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Given:
+    """Give answers to a model of transformers, one at a time."""
+    for index, (prompt, tokens) in enumerate(zip(prompts, answers, strict=True)):
+        yield index, 0, model(torch.tensor([[*prompt, *tokens[:-1]]]), logits_to_keep=len(tokens)).logits[0]
+
+
+def answers_of(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Return an engine's greedy answers."""
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def row_of_engine(name: str, llm: LLM, prompts: list[list[int]], tokens: list[list[int]], reference: Answers) -> Report:
+    """Give an engine, which answered with ``tokens``, the reference's answers."""
+    given = stream_logits(llm, list(zip(prompts, reference.tokens, strict=True)))
+    return row_of(name, ((each.request, each.start, each.logits) for each in given), reference, tokens)
+
+
+def reference_of(args: argparse.Namespace, prompts: list[list[int]], drafts: list[list[int]]) -> tuple[Answers, Report]:
+    """Return the answers of transformers in float32 and the row of bf16, kept in ``args.work``."""
+    file = args.work / f"{args.checkpoint.name}.answers"
+    kept = torch.load(file, weights_only=True) if file.is_file() else {}
+    if kept.get("for") != [prompts, args.max_tokens]:
+        checkpoint = open_model(args.checkpoint)
+        exact = as_transformers(checkpoint, "cpu", torch.float32)
+        found = verified(given_to_model(exact, prompts, drafts), drafts)
+        peer = given_to_model(as_transformers(checkpoint, "cpu", torch.bfloat16), prompts, found.tokens)
+        kept = {"for": [prompts, args.max_tokens], "answers": vars(found), "row": row_of(PEER, peer, found)}
+        args.work.mkdir(parents=True, exist_ok=True)
+        torch.save(kept, file)
+    return Answers(**kept["answers"]), kept["row"]
+
+
+def make_report(args: argparse.Namespace) -> Report:
+    """Answer by transformers, then by every engine."""
+    try:
+        lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.num_prompts]
+    except OSError as error:
+        raise KvforgeError(f"{args.prompts} cannot be read ({error.strerror}).") from None
+    rows, kept, prompts = [], None, []
+    for name, engine in tqdm(args.engines, unit="engine", disable=None):
+        llm = LLM(engine, kv_cache_gib=args.kv_cache_gib)
+        if kept is None:
+            texts = [llm.chat_prompt(json.loads(line)["messages"]).text for line in lines]
+            tokenizer = tokenizer_of(engine)
+            prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        tokens = answers_of(llm, prompts, args.max_tokens)
+        if kept is None:
+            kept = reference_of(args, prompts, tokens)
+            rows.append(kept[1])
+        rows.append(row_of_engine(name, llm, prompts, tokens, kept[0]))
+    assert kept is not None
+    gaps = torch.cat([logits[:, 0] - logits[:, 1] for logits in kept[0].logits])
+    old = read_json(args.output.with_suffix(".json"), {"rows": []})["rows"] if args.output else []
+    begun = begin_dated_report("perf.real_model.agreement")
+    return {**begun, "gap": _spread(gaps, 0.01, 0.1, 0.5), "rows": merge_rows(old, rows, ("name",))}
+
+
+def markdown(report: Report) -> str:
+    """A row for each system."""
+    low, tenth, median, _ = report["gap"]
+    rows = report["rows"]
+    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
+    lines += [f"{rows[0]['num_answers']} greedy answers, {rows[0]['num_tokens']} tokens. The reference is transformers"]
+    lines += [f"in float32; the gap of its two best tokens, in logits, is below {low:.3f} at 1% of the tokens, below"]
+    lines += [f"{tenth:.3f} at 10%, below {median:.2f} at half.", ""]
+    head = ["", "answers as the reference", "same best token, %", "gap at the first other token: median"]
+    head += ["largest", "two best tokens' gap moves: median", "99.9%", "largest"]
+    return "\n".join([*lines, markdown_table(head, [_cells(row) for row in rows], "lrrrrrrr")]) + "\n"
+
+
+def _cells(row: Report) -> list[Any]:
+    low, value, high = (f"{100 * row['agreement'][part]:.2f}" for part in ("low", "value", "high"))
+    numbers = [*(row["gap"] or ["", ""]), *row["moved"]]
+    shown = [f"{number:.2g}" if number else number for number in numbers]
+    return [row["name"], row["same"], f"{value} ({low} to {high})", *shown]
+
+
+def main() -> int:
+    """Print the table."""
+    parser = make_parser(__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a directory, or a GGUF file")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("engines", type=named, nargs="+", metavar="NAME=ENGINE")
+    parser.add_argument("--num-prompts", type=positive, metavar="N", help="the first N (default: all)")
+    parser.add_argument("--max-tokens", type=positive, default=64, help="of an answer (default %(default)s)")
+    parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)")
+    add_work(parser, what="the reference, kept")
+    add_report(parser, "OUTPUT.json and .md")
+    args = parser.parse_args()
+    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
