@@ -117,7 +117,7 @@ class SuffixCounts:
         return drafted, chances
 
     def _remove(self, scope: str, context: bytes, token: int) -> None:
-        table = self._tables[scope]
+        table = self._tables.get(scope, {})  # without one where too few tokens came before all that is kept of it
         for _, size in _SIZES:
             run = context[-size:]
             if len(run) < size:
@@ -132,7 +132,7 @@ class SuffixCounts:
             else:
                 del table[run]
         if not table:
-            del self._tables[scope]
+            self._tables.pop(scope, None)
 
 
 def _follow(table: _Table, context: bytes) -> tuple[int, int, int, int]:

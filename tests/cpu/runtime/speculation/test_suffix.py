@@ -49,7 +49,7 @@ def test_it_finds_what_a_search_of_all_kept_tokens_finds(seeds):
             tokens = [rng.randrange(vocab) for _ in range(120)]
             tokens[70:90] = tokens[20:40]
             texts[name] = np.array(tokens, dtype=np.int32)
-        places = dict.fromkeys(texts, 3)
+        places = {name: rng.choice([0, 1, 3]) for name in texts}
         for _ in range(60):
             name = rng.choice([name for name, place in places.items() if place < 120])
             start, end = places[name], min(places[name] + rng.choice([0, 1, 1, 4, 30]), 120)
@@ -84,6 +84,15 @@ def test_memory_is_bounded_and_what_left_is_gone():
     for start in range(0, 2000, 500):
         counts.add("b", text, start, start + 500)
     assert list(counts._tables) == ["b"]
+
+
+def test_tokens_that_too_few_came_before_leave_like_all_others():
+    counts, text = SuffixCounts(3), np.arange(9, dtype=np.int32)
+    for _ in range(2):
+        counts.add("a", text, 0, 2)
+    counts.add("b", text, 2, 9)
+    assert len(counts) == 3 and list(counts._tables) == ["b"]
+    assert counts.draft("b", text, 8, 1)[0] == [8]
 
 
 def sequence_of(prompt, answer=(), **params):
