@@ -28,7 +28,7 @@ def write_json(path: Path, report: Any) -> None:
         KvforgeError: it cannot be written there.
     """
     try:
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json.dumps(report, indent=0) + "\n")
     except OSError as error:
         raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
 
@@ -40,7 +40,7 @@ def write_report(stem: Path, report: Any, markdown: str | None = None) -> None:
         KvforgeError: they cannot be written there.
     """
     try:
-        stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps(report, indent=0) + "\n")
         if markdown is not None:
             stem.with_suffix(".md").write_text(markdown, encoding="utf-8")
     except OSError as error:

@@ -132,7 +132,7 @@ def main() -> int:
             "results": results,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        options.json.write_text(json.dumps(report, indent=0) + "\n")
     return 0
 
 

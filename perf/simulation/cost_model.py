@@ -83,7 +83,7 @@ def save_costs(costs: dict[str, CostModel], path: Path, fits: dict[str, Any] | N
         "fits": {**old["fits"], **(fits or {})},
     }
     try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(report, indent=0) + "\n", encoding="utf-8")
     except OSError as error:
         raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
 

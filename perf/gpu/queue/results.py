@@ -58,7 +58,7 @@ def keep(folder: Path, record: dict[str, Any], log: bytes) -> Path:
     failed = record["exit"] != 0
     path = record_path(folder, record["experiment"], failed)
     write_whole(path.with_suffix(".log"), log)
-    write_whole(path, json.dumps(record, indent=1).encode() + b"\n")
+    write_whole(path, json.dumps(record, indent=0).encode() + b"\n")
     if not failed:
         earlier = record_path(folder, record["experiment"], failed=True)
         earlier.unlink(missing_ok=True)
