@@ -62,7 +62,7 @@ def prompts_of(engine: Path, texts: Path, num: int, length: int, num_tokens: int
 def drafters_of(args: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig | None, float | None]]:
     """Return what is measured by its name: drafts, or the threshold of exits."""
     num, drafters = args.num_speculative_tokens, dict[str, tuple[SpeculativeConfig | None, float | None]]()
-    if load_manifest(args.engine).early_exit:
+    if load_manifest(args.engine).model.early_exit:
         drafters["early exit"] = SpeculativeConfig("early_exit", num), None
         drafters |= {f"exits above {threshold:g}": (None, threshold) for threshold in args.exit_threshold}
     elif args.exit_threshold:
