@@ -34,7 +34,7 @@ from kvforge.gateway.http.response_stream import StreamedResponse
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.gateway.requests.reading import Reading
+from kvforge.gateway.requests.reading import BodyReading
 from kvforge.gateway.requests.request_body import BodyReader
 from kvforge.version import __version__
 
@@ -49,14 +49,14 @@ class Gateway:
         self._held = HeldAnswers(options.max_answer_bytes)
         self.triton: Triton
         self._readiness: Readiness
-        self._reading: Reading
+        self._reading: BodyReading
         self._numbers: EngineNumbers | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self.triton = Triton(self.options.grpc)
         self._readiness = Readiness(self.triton, self.options.state_file, self.model.manifest.vocab_size)
-        self._reading = Reading(self.model, self.options)
+        self._reading = BodyReading(self.model, self.options)
         await self._reading.prepare()
         if self.options.metrics is not None:
             self._numbers = EngineNumbers(self.options.metrics)

@@ -27,7 +27,7 @@ WALL_FACTOR = 10
 """Wall time that a body may take, in processor time: a busy machine is no fault of the request."""
 
 
-class Reading:
+class BodyReading:
     """Reads bodies. Create it inside the event loop, and `prepare` it. Chats are always read by a worker: what a
     template does with a conversation, nobody can say before."""
 

@@ -19,7 +19,7 @@ CLOSE_S = 1.5
 """What ``close`` gives the writer: an engine process has little longer once its server is gone."""
 
 
-class Reading:
+class FileReading:
     """Pages on their way from files: ``num_done`` of the first are there, and after ``cancel`` none is written to."""
 
     def __init__(self, tier: "DiskTier", digests: Sequence[bytes], pages: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class DiskTier:
         self._notes: deque[tuple[list[bytes], int | None]] = deque(maxlen=1024)
         self._has_work, self._is_idle = threading.Event(), threading.Event()
         self._has_ended = threading.Event()
-        self._readings: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[FileReading | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
         self._closed = False
         self.read_bytes = self.written_bytes = 0
@@ -86,9 +86,9 @@ class DiskTier:
             self._has_work.set()
         return found if found and not self.is_stalled and self.rates.reading_is_cheaper() else []
 
-    def read(self, digests: Sequence[bytes], pages: Sequence[int]) -> Reading:
-        """Begin to fill ``pages``, which are the caller's, until ``Reading.cancel``."""
-        reading = Reading(self, digests, pages)
+    def read(self, digests: Sequence[bytes], pages: Sequence[int]) -> FileReading:
+        """Begin to fill ``pages``, which are the caller's, until ``FileReading.cancel``."""
+        reading = FileReading(self, digests, pages)
         self._readings.put(reading)
         return reading
 

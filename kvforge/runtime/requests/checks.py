@@ -95,7 +95,7 @@ def check_flag(name: str, value: Any) -> None:
 def check_name(name: str, value: Any) -> None:
     """Raise RequestError unless ``value`` is a text of at most ``MAX_NAME`` characters."""
     if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise RequestError(f"{name} is {shown(value)}; give a text of at most {MAX_NAME} characters.")
+        raise RequestError(f"is {shown(value)}", f"give a text of at most {MAX_NAME} characters", field=name)
 
 
 def checked_texts(name: str, values: Any) -> tuple[str, ...]:

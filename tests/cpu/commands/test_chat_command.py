@@ -171,4 +171,6 @@ def test_errors_are_one_sentence(engine: Path, command: list[str], says: str, ca
 @pytest.mark.parametrize("command", [["chat"], ["generate", "--chat", "--prompt", "x"]])
 def test_an_engine_without_a_template(engines: EngineShelf, command: list[str], capsys) -> None:
     assert main([command[0], str(engines.engine(SWIFTKV)), *command[1:]]) == 1
-    assert capsys.readouterr().err.startswith("kvforge: error: this engine has no chat template; give one, ")
+    assert capsys.readouterr().err.startswith(
+        "kvforge: error: this engine has no chat template; generate from plain text, or give one, "
+    )

@@ -29,7 +29,8 @@ SAMPLING: dict[str, tuple[list[str], ...]] = {
     "--max-tokens": (["3"], ["4"]), "--generation-config": (["auto"], ["none"]), "--temperature": (["0.5"], ["0.6"]),
     "--top-k": (["3"], ["4"]), "--top-p": (["0.5"], ["0.6"]), "--min-p": (["0.5"], ["0.6"]),
     "--repetition-penalty": (["1.5"], ["1.6"]), "--presence-penalty": (["0.5"], ["0.6"]),
-    "--frequency-penalty": (["0.5"], ["0.6"]), "--seed": (["3"], ["4"]), "--stop": (["a"], ["b"]),
+    "--frequency-penalty": (["0.5"], ["0.6"]),
+    "--min-tokens": (["1"], ["2"]), "--seed": (["3"], ["4"]), "--stop": (["a"], ["b"]),
     "--bad-word": (["a"], ["b"]),
 }  # fmt: skip
 SPECULATION: dict[str, tuple[list[str], ...]] = {

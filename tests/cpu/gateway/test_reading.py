@@ -21,7 +21,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
 from kvforge.gateway.parsed_request import ParsedRequest, pack, unpack
 from kvforge.gateway.requests import reading
-from kvforge.gateway.requests.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, Reading
+from kvforge.gateway.requests.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, BodyReading
 from kvforge.gateway.requests.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.processes.facts import children
@@ -67,7 +67,7 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
     monkeypatch.setattr(RequestReader, "read", watch)
 
     async def run() -> None:
-        reader = Reading(ServedModel.load(options), options)
+        reader = BodyReading(ServedModel.load(options), options)
         await reader.read(json.dumps(COMPLETION).encode(), False)
         try:
             for size in (AT_ONCE // 2, IN_THREAD // 2, LARGE):
@@ -108,7 +108,7 @@ def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoi
     ]  # fmt: skip
 
     async def run() -> None:
-        reader = Reading(ServedModel.load(options), dataclasses.replace(options, tool_call_format="hermes"))
+        reader = BodyReading(ServedModel.load(options), dataclasses.replace(options, tool_call_format="hermes"))
         try:
             for schema, choice in itertools.product(schemas, ("auto", "required")):
                 function = {"name": "f", "parameters": {"type": "object", **schema}}
@@ -197,7 +197,7 @@ def test_an_engine_that_was_replaced_is_not_read_for(options: GatewayOptions, ca
     model = ServedModel.load(options)
 
     async def run() -> None:
-        reader = Reading(model.__class__(**{**vars(model), "digest": "0" * 64}), options)
+        reader = BodyReading(model.__class__(**{**vars(model), "digest": "0" * 64}), options)
         try:
             await reader.read(json.dumps({"model": "tiny", "messages": HELLO}).encode(), True)
         finally:
@@ -265,7 +265,7 @@ def test_workers_that_are_never_ready_are_waited_for_only_so_long(
     monkeypatch.setattr(reading, "WARM_WITHIN_S", 0.1)
 
     async def run() -> None:
-        reader = Reading(ServedModel.load(options), options)
+        reader = BodyReading(ServedModel.load(options), options)
         try:
             await reader.prepare()
             assert f"{NUM_WORKERS} of {NUM_WORKERS} workers have not started yet" in caplog.text
@@ -299,7 +299,7 @@ def test_too_many_waiting_requests_are_told_so(options: GatewayOptions, monkeypa
     monkeypatch.setattr(reading.WorkerPool, "submit", refuse)
 
     async def run() -> None:
-        reader = Reading(ServedModel.load(options), options)
+        reader = BodyReading(ServedModel.load(options), options)
         try:
             await reader.read(b" " * LARGE, False)
         finally:

@@ -138,7 +138,7 @@ def test_load_says_what_failed(url: str, triton: FakeTriton, capsys) -> None:
     captured = capsys.readouterr()
     assert "answers have 4 tokens in place of 5" in captured.err and json.loads(captured.out)["short"] == 3
     assert main(["bench", url, *LEVELS, "--input-len", "5000"]) == 1
-    assert "context is 4096 tokens" in capsys.readouterr().err
+    assert "takes at most 4095" in capsys.readouterr().err
 
 
 def test_without_usage_chunks_are_tokens(scripted: str, capsys) -> None:

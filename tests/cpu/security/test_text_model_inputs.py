@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import MAX_WORDS
 from kvforge.serving.text_models.postprocess import Postprocessor
 from kvforge.serving.text_models.preprocess import Preprocessor, load_tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
+from tests.support.serving.refusals import refused
 
 TOKENS = np.array([[[1, 2, 3]]], np.int32)
 LENGTHS = np.array([[3]], np.int32)
@@ -39,7 +39,7 @@ def preprocessor(tokenizer_dir: Path) -> Preprocessor:
 )
 def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, words: str) -> None:
     arrays = [None if value is None else np.array(value) for value in (tokens, lengths)]
-    with pytest.raises(RequestError, match=words):
+    with refused(words):
         Postprocessor(load_tokenizer(str(tokenizer_dir))).run(*arrays)
 
 
@@ -47,11 +47,11 @@ def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, words: str
     "tensors", [{}, {"QUERY": np.zeros((0, 1), np.object_)}, {"QUERY": np.zeros((1, 0), np.object_)}]
 )
 def test_preprocessing_without_a_text(tokenizer_dir: Path, tensors: dict[str, np.ndarray]) -> None:
-    with pytest.raises(RequestError, match=r"'QUERY' .* is missing or empty"):
+    with refused(r"'QUERY' .* is missing or empty"):
         preprocessor(tokenizer_dir).run(tensors)
 
 
 def test_a_list_of_too_many_words(tokenizer_dir: Path) -> None:
     words = np.full((1, MAX_WORDS + 1), b"a", np.object_)
-    with pytest.raises(RequestError, match=r"'stop_words' has 4097 words, but at most 4096"):
+    with refused(r"'stop_words' has 4097 words, but at most 4096"):
         preprocessor(tokenizer_dir).run({"QUERY": np.array([[b"a"]], np.object_), "STOP_WORDS_DICT": words})
