@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from kvforge.demo.streaming import StreamedRun
+from kvforge.demo.streamed import StreamedRun
 from kvforge.evaluation.score import is_correct
 from kvforge.manifest import Manifest
 from kvforge.tasks.prompt import Example

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.demo.questions import MAX_ANSWER_TOKENS, make_questions
+from kvforge.demo.needles import MAX_ANSWER_TOKENS, make_questions
 from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load, note_of_pairs
-from kvforge.demo.streaming import StreamedAnswer, StreamedRun, ask_all, ask_in_turns
+from kvforge.demo.streamed import StreamedAnswer, StreamedRun, ask_all, ask_in_turns
 from kvforge.evaluation.score import answer_of, is_correct
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLM, SamplingParams

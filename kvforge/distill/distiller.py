@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.loss import MAX_LOGITS, hidden_error, logit_sums
 from kvforge.distill.packing import Batch
-from kvforge.distill.parameters import has_early_exit
+from kvforge.distill.trained_parameters import has_early_exit
 from kvforge.swiftkv import Layout, SwiftKVForCausalLM, make_layout
 
 SUMS = ("kl", "hidden", "early_exit_kl", "agreement")

@@ -17,11 +17,11 @@ from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import DataReport, load_data
 from kvforge.distill.export import export_checkpoint
-from kvforge.distill.metrics import METRICS_FILE
 from kvforge.distill.packing import DataSettings
-from kvforge.distill.parameters import fingerprint, is_trained
 from kvforge.distill.plot import plot_metrics
+from kvforge.distill.step_log import METRICS_FILE
 from kvforge.distill.train import Progress, distill
+from kvforge.distill.trained_parameters import fingerprint, is_trained
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
 from model_defs.weights import is_teacher_only

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from kvforge.common.errors import KvforgeError
-from kvforge.distill.chat import conversation, conversation_text
+from kvforge.distill.chat_text import conversation, conversation_text
 from kvforge.distill.packing import Mask
 from kvforge.distill.rows import Row, read_dataset, read_jsonl, read_lines
 from kvforge.tokenization.chat_template import ChatTemplate

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from kvforge.common.errors import KvforgeError
-from kvforge.distill import metrics, world
+from kvforge.distill import step_log, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
 from kvforge.distill.heap import keep_freed_memory
+from kvforge.distill.learning_schedule import learning_rate, share, step_indices
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
-from kvforge.distill.schedule import learning_rate, share, step_indices
 from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
+from kvforge.distill.trained_parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.swiftkv import SwiftKVForCausalLM
 
 
@@ -112,7 +112,7 @@ class _Run:
             nonlocal state
             state = load_state(self.work / STATE_FILE, self.identity)
             step = state["progress"]["step"] if state else 0
-            metrics.cut_after(self.work / metrics.METRICS_FILE, step)
+            step_log.cut_after(self.work / step_log.METRICS_FILE, step)
             return state and state["progress"]
 
         saved = world.first_process(read)
@@ -178,7 +178,7 @@ class _Run:
             del row["early_exit_kl"]
         row |= {"step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds, "lr": rate}
         progress.metrics = row
-        world.first_process(lambda: metrics.append(self.work / metrics.METRICS_FILE, row))
+        world.first_process(lambda: step_log.append(self.work / step_log.METRICS_FILE, row))
         return row
 
     def _clip(self) -> float:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kvforge.prediction.cache import base_kv
+from kvforge.prediction.filled_cache import base_kv
 from kvforge.swiftkv import Layout, SwiftKVForCausalLM
 from kvforge.swiftkv.attention import KV
 from model_defs.prediction import Prediction

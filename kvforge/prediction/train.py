@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from kvforge.common.errors import KvforgeError
-from kvforge.distill import metrics, world
+from kvforge.distill import step_log, world
+from kvforge.distill.learning_schedule import learning_rate, share, step_indices
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.parameters import fingerprint
-from kvforge.distill.schedule import learning_rate, share, step_indices
 from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
 from kvforge.distill.train import make_optimizer
+from kvforge.distill.trained_parameters import fingerprint
 from kvforge.prediction.config import PredictConfig
 from kvforge.prediction.predictor import KVPredictor
 from kvforge.prediction.trainee import SIZES, SUMS, Trainee, tokens_of
@@ -116,7 +116,7 @@ class _Run:
     def _resume(self) -> PredictorProgress:
         state = load_state(self.work / STATE_FILE, self.identity)
         step = state["progress"]["step"] if state else 0
-        metrics.cut_after(self.work / metrics.METRICS_FILE, step, COLUMNS)
+        step_log.cut_after(self.work / step_log.METRICS_FILE, step, COLUMNS)
         if state is not None:
             restore(self.trained, self.optimizer, state, step)
             return PredictorProgress(**state["progress"])
@@ -166,7 +166,7 @@ class _Run:
         progress.seconds += time.perf_counter() - started
         row |= {"step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds, "lr": rate}
         progress.metrics = row
-        metrics.append(self.work / metrics.METRICS_FILE, row, COLUMNS)
+        step_log.append(self.work / step_log.METRICS_FILE, row, COLUMNS)
         return row
 
     def _loss(self, sums: Tensor, weight: float, tokens: int) -> Tensor:

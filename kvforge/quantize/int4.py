@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.swiftkv.attention import KV
-from kvforge.swiftkv.layout import Layout, make_layout
+from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from plugins.packed_linear.by_inputs import round_by_inputs
 from plugins.packed_linear.int4 import Codes

@@ -4,9 +4,9 @@ For calibration, rewiring and distillation, which transformers cannot do: it kno
 compiled from ``model_defs.graphs`` instead.
 """
 
-from kvforge.swiftkv.layout import Layout, make_chunk_layout, make_layout
 from kvforge.swiftkv.load import load_model, load_weights
 from kvforge.swiftkv.model import DecoderLayer, SwiftKVForCausalLM
+from kvforge.swiftkv.token_layout import Layout, make_chunk_layout, make_layout
 
 __all__ = [
     "DecoderLayer",

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvforge.swiftkv.layout import Layout
 from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
 
 KV = tuple[Tensor, Tensor]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV
-from kvforge.swiftkv.layout import Layout
+from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
 from model_defs.latent import LATENT_EPS
 from model_defs.layers import RMSNorm

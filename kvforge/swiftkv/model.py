@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.latent_attention import SwiftKVLatentAttention
-from kvforge.swiftkv.layout import Layout, make_layout
 from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from model_defs.experts import ClampedGate, Experts
 from model_defs.layers import scaled

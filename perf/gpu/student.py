@@ -29,7 +29,7 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.data import load_data
 from kvforge.distill.packing import DataSettings, PackedData
-from kvforge.distill.parameters import is_trained
+from kvforge.distill.trained_parameters import is_trained
 from kvforge.evaluation.documents import text_documents
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime.text.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from kvforge.checkpoint.gguf.config import family_of_file
+from kvforge.checkpoint.gguf.derived_tensors import GgufPiece
 from kvforge.checkpoint.gguf.header import Header, read_header
-from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.checkpoint.gguf.texts import make_tokenizer
 from kvforge.checkpoint.gguf.vocabulary import CONTROL, USER_DEFINED, read_vocabulary
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config

@@ -15,7 +15,7 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.checkpoint.output import check_output
 from kvforge.common.errors import KvforgeError
 from kvforge.distill.export import export_checkpoint
-from kvforge.distill.parameters import is_trained
+from kvforge.distill.trained_parameters import is_trained
 from kvforge.swiftkv import SwiftKVForCausalLM
 from perf.harness.command import make_parser, run_main
 

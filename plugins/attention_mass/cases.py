@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import bits_differ, tolerance
 from plugins.attention_mass.reference import (
     BELOW,
     SUM_AND_SQUARES,
@@ -24,7 +25,6 @@ from plugins.cases import (
     poison,
     static_scales,
 )
-from plugins.judge import bits_differ, tolerance
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 
 

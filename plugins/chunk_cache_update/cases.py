@@ -5,7 +5,7 @@ import random
 import torch
 from torch import Tensor
 
-from plugins.judge import bits_differ
+from plugins.agreement import bits_differ
 
 
 def random_case(seed: int, *, small: bool = False) -> tuple[Tensor, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import bits_differ
 from plugins.cases import DTYPES, FORMATS, HEAD_DIMS, PAGE_SIZES, SMALL_HEAD_DIMS, CacheFormat, paged_pools
-from plugins.judge import bits_differ
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 
 

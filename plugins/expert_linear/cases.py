@@ -5,8 +5,8 @@ import random
 import torch
 from torch import Tensor
 
+from plugins.agreement import values_differ
 from plugins.expert_linear.packing import pack_experts
-from plugins.judge import values_differ
 from plugins.packed_linear.packing import INT4
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import values_differ
 from plugins.cases import DTYPES
-from plugins.judge import values_differ
 from plugins.seal_pages.cases import sealed_pools
 from plugins.seal_pages.layout import GROUP
 from plugins.seal_pages.reference import reference as seal_pages

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import tolerance
 from plugins.cases import DTYPES, HEAD_DIMS, SMALL_HEAD_DIMS, poison
-from plugins.judge import tolerance
 from plugins.landmark_select.reference import candidates
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import values_differ
 from plugins.cases import DTYPES, HEAD_DIMS, SMALL_HEAD_DIMS
-from plugins.judge import values_differ
 
 
 def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple:

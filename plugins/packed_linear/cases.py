@@ -5,7 +5,7 @@ import random
 import torch
 from torch import Tensor
 
-from plugins.judge import values_differ
+from plugins.agreement import values_differ
 from plugins.packed_linear.packing import INT4, pack
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import values_differ
 from plugins.cases import (
     ALL_FORMATS,
     DTYPES,
@@ -18,7 +19,6 @@ from plugins.cases import (
     paged_pools,
     static_scales,
 )
-from plugins.judge import values_differ
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 
 

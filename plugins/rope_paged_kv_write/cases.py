@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import bits_differ, values_differ
 from plugins.cases import (
     ALL_FORMATS,
     DTYPES,
@@ -17,7 +18,6 @@ from plugins.cases import (
     paged_pools,
     static_scales,
 )
-from plugins.judge import bits_differ, values_differ
 from plugins.kv_quantization import INT4, LARGEST, dequantize
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import bits_differ
 from plugins.cases import DTYPES
-from plugins.judge import bits_differ
 from plugins.seal_pages.layout import GROUP, sealed_shapes
 
 

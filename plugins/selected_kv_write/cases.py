@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plugins.agreement import bits_differ, values_differ
 from plugins.cases import DTYPES
-from plugins.judge import bits_differ, values_differ
 from plugins.low_rank_key_reconstruct.cases import random_case as reconstruct_case
 from plugins.low_rank_key_reconstruct.cases import rows_of
 

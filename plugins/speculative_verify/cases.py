@@ -5,7 +5,7 @@ import random
 import torch
 from torch import Tensor
 
-from plugins.judge import tolerance
+from plugins.agreement import tolerance
 from plugins.speculative_verify.reference import draw
 
 SOFTMAX_ROUNDING = 8 * 2**-24

@@ -14,8 +14,8 @@ from kvforge.cli import main
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.manifest import load_manifest
-from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
+from kvforge.prediction.predicted_generation import generate
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.checkpoints import make_checkpoint

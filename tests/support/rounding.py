@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvforge.distill import DistillConfig
-from kvforge.distill.schedule import learning_rate
+from kvforge.distill.learning_schedule import learning_rate
 from model_defs import ModelConfig, load_config
 
 FP32 = torch.float32

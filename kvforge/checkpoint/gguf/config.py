@@ -4,8 +4,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from kvforge.checkpoint.gguf.derived_tensors import GgufPiece
 from kvforge.checkpoint.gguf.header import Header
-from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.checkpoint.gguf.vocabulary import ending_tokens
 from kvforge.common.errors import CheckpointError
 from model_defs import Family, families

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from kvforge.checkpoint.gguf.config import FACTORS, FREQUENCIES
+from kvforge.checkpoint.gguf.derived_tensors import GgufPiece
 from kvforge.checkpoint.gguf.header import Header, StoredTensor
-from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.common.errors import CheckpointError
 from model_defs import Family, ModelConfig
 from model_defs.weights import weight_specs

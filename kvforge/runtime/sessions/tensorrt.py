@@ -96,7 +96,7 @@ class PlanGraph:
     def __init__(
         self, name: str, plan: Plan, manifest: Manifest, stream: torch.cuda.Stream, device: torch.device
     ) -> None:
-        owners = {"lower": manifest.model.owners, "upper": manifest.model.owners[manifest.upper_pools]}.get(name, ())
+        owners = {"lower": manifest.model.owners, "upper": manifest.model.owners_above}.get(name, ())
         state = manifest.policy.state_inputs if name in ("lower", "upper") else ()
         self._name, self._plan, self._manifest = name, plan, manifest
         self._pools = pool_names(owners, manifest.kv_dtype, manifest.policy)

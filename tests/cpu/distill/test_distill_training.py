@@ -12,8 +12,8 @@ from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.config import TRAIN
 from kvforge.distill.distiller import Distiller
-from kvforge.distill.parameters import add_early_exit_head
-from kvforge.distill.schedule import learning_rate, share, step_indices
+from kvforge.distill.learning_schedule import learning_rate, share, step_indices
+from kvforge.distill.trained_parameters import add_early_exit_head
 from kvforge.swiftkv import SwiftKVForCausalLM, make_layout
 from tests.support.models.checkpoints import FAMILIES, make_checkpoint
 from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint

@@ -9,8 +9,8 @@ import torch
 from kvforge.cli import main
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.manifest import load_manifest
-from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
+from kvforge.prediction.predicted_generation import generate
 from kvforge.runtime import LLMEngine, SamplingParams
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.prediction import random_predictor

@@ -9,7 +9,7 @@ from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.targets import load_target
 from kvforge.kv_policies import parse
-from kvforge.kv_policies.eviction.lanes import ScoredLanes
+from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 from kvforge.kv_policies.eviction.rules.fastgen import FastGen, levelled
 from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.manifest import load_manifest

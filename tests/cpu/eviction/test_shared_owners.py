@@ -9,10 +9,10 @@ import torch
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies import parse
+from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
 from kvforge.kv_policies.eviction.budgets.squeeze import SqueezeBudgets, three_groups
 from kvforge.kv_policies.eviction.expectation import expected_exponent
-from kvforge.kv_policies.eviction.lanes import ScoredLanes
 from kvforge.kv_policies.eviction.rules.expected import Expected
 from kvforge.kv_policies.eviction.rules.simlayer import SimLayerKV
 from kvforge.kv_policies.eviction.slots import Slots

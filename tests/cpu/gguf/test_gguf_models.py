@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvforge.checkpoint.gguf.derived_tensors import GgufPiece
 from kvforge.checkpoint.gguf.header import BLOCKS, read_header
-from kvforge.checkpoint.gguf.pieces import GgufPiece
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.compiler.convert import convert_weights
 from model_defs import families

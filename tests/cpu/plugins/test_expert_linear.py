@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import plugins
+from plugins.agreement import values_differ
 from plugins.expert_linear import pack_experts
 from plugins.expert_linear.cases import random_case
-from plugins.judge import values_differ
 from plugins.packed_linear import pack
 from plugins.packed_linear.packing import INT4
 

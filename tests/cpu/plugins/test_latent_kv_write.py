@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import plugins
+from plugins.agreement import values_differ
 from plugins.cases import FLOAT
-from plugins.judge import values_differ
 from plugins.latent_kv_write.cases import random_case
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import plugins
-from plugins.judge import values_differ
+from plugins.agreement import values_differ
 from plugins.route_experts.cases import random_case
 
 

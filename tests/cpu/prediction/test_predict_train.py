@@ -17,8 +17,8 @@ from kvforge.common.exact_intervals import ExactTokens
 from kvforge.distill import DistillConfig
 from kvforge.distill.packing import DataSettings
 from kvforge.prediction.config import PredictConfig
-from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
+from kvforge.prediction.predicted_generation import generate
 from kvforge.prediction.ridge import fit_maps
 from kvforge.prediction.run import FitOptions, train_predictor
 from kvforge.prediction.train import train

@@ -9,9 +9,9 @@ import torch
 from kvforge.common.errors import CheckpointError
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.common.mean_attention import mean_attention
-from kvforge.prediction.cache import compute
-from kvforge.prediction.generate import generate, predicted_prompt
+from kvforge.prediction.filled_cache import compute
 from kvforge.prediction.load import load_base, load_pair, load_predictor
+from kvforge.prediction.predicted_generation import generate, predicted_prompt
 from kvforge.rewire.source import open_source
 from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.models.prediction import own_predictor, random_predictor

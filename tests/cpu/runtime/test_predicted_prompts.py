@@ -11,8 +11,8 @@ import torch
 from kvforge.common.errors import BuildError, EngineError, KvforgeError
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler.options import BuildOptions
-from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
+from kvforge.prediction.predicted_generation import generate
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_arguments, speculation_options
 from tests.support.models.checkpoints import make_checkpoint

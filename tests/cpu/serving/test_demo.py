@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from kvforge.common.errors import KvforgeError
-from kvforge.demo import streaming
-from kvforge.demo.questions import LENGTHS, make_questions
+from kvforge.demo import streamed
+from kvforge.demo.needles import LENGTHS, make_questions
 from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load, note_of_pairs
 from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
-from kvforge.demo.streaming import StreamedAnswer, StreamedRun, ask_in_turns
+from kvforge.demo.streamed import StreamedAnswer, StreamedRun, ask_in_turns
 from kvforge.tasks.prompt import Example
 from tests.support.sessions.fake import fake_manifest
 
@@ -78,8 +78,8 @@ def test_two_servers_are_asked_by_turns(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append((client.url, prompt))
         return StreamedAnswer("", len(client.url) / 2, 1, 1)
 
-    monkeypatch.setattr(streaming, "StreamingClient", lambda url: SimpleNamespace(url=url, close=lambda: None))
-    monkeypatch.setattr(streaming, "_ask", ask)
+    monkeypatch.setattr(streamed, "StreamingClient", lambda url: SimpleNamespace(url=url, close=lambda: None))
+    monkeypatch.setattr(streamed, "_ask", ask)
     assert ask_in_turns(("a", "bb"), ["p", "q", "r"]) == [(0.5, 1.0)] * 3
     assert asked == [("a", "p"), ("bb", "p"), ("bb", "q"), ("a", "q"), ("a", "r"), ("bb", "r")]
 

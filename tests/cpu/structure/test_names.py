@@ -33,3 +33,32 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 def test_the_rule_is_able_to_fail() -> None:
     assert classes({"a": "class A: ...\nclass _B: ...", "b": "class A: ...\nclass _B: ..."}) == {"A": ["a", "b"]}
+
+
+PARTS = {
+    "a part that every operator's folder has": (
+        "bench", "cases", "cuda", "cuda_cases", "cuda_kernels", "functional", "inputs", "onnx", "packing", "reference",
+        "trt", "trt_cases",
+    ),
+    "a part that every policy's folder has": ("policy", "state", "verify", "pyramid", "shared", "squeeze"),
+    "a part that packages of any subject have": (
+        "__main__", "answer", "batch", "checks", "config", "errors", "export", "failures", "fields", "files", "limits",
+        "load", "model", "names", "options", "plot", "process", "reading", "registry", "report", "request", "run",
+        "score", "server", "settings", "threads", "train",
+    ),
+    "a command, and the package that does its work": ("build", "cache", "plan"),
+    "one thing as two packages have it: to run it and to build, judge, read, count or speak it": (
+        "admission", "calibration", "compatibility", "conversation", "convert", "cpu", "early_exit", "engine", "gemma4",
+        "harmony", "int4", "layers", "llm", "mistral", "onnx_nodes", "params", "prediction", "predictor",
+        "probe", "prompts", "ridge", "sampling", "similarity", "tensorrt", "tensors", "text_part", "thinking",
+        "weights",
+    ),
+}  # fmt: skip
+"""Names of several modules, by why they are one word for one kind of thing."""
+
+
+def test_no_new_module_has_the_name_of_another() -> None:
+    names = [path.stem for folder in PRODUCT for path in (ROOT / folder).rglob("*.py") if path.stem != "__init__"]
+    several = {name for name in names if names.count(name) > 1}
+    allowed = [name for part in PARTS.values() for name in part]
+    assert several - {*allowed} == set() and {*allowed} - several == set() and len(allowed) == len({*allowed})

@@ -10,7 +10,7 @@ from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 
 if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kvforge.kv_policies.state import (
 )
 
 if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 _LANE_SLOT = StateInput("lane_slot", neutral=-1)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
@@ -129,6 +129,6 @@ class SharedBudget(Eviction):
         return [(observed, OBSERVATION_INPUTS), lanes]
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
-        from kvforge.kv_policies.eviction.lanes import LaneState
+        from kvforge.kv_policies.eviction.budget_lanes import LaneState
 
         return LaneState(self, memory)

@@ -11,7 +11,7 @@ from kvforge.kv_policies.policy import OwnerCache
 from kvforge.kv_policies.state import InputBuilder, StatePool
 
 if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
 @dataclass(frozen=True)

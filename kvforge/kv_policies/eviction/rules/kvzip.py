@@ -13,7 +13,7 @@ from kvforge.kv_policies.policy import OwnerCache
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
     from kvforge.kv_policies.eviction.slots import Slots
 
 _TAIL = 8

@@ -10,7 +10,7 @@ from kvforge.kv_policies.eviction.observation import Statistic
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
     from kvforge.kv_policies.eviction.slots import Slots
 
 

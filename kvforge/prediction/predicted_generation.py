@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from kvforge.common.exact_intervals import ExactTokens, Intervals
-from kvforge.prediction.cache import PredictedCache, compute
+from kvforge.prediction.filled_cache import PredictedCache, compute
 from kvforge.prediction.importance import importance
 from kvforge.prediction.predictor import KVPredictor
 from kvforge.swiftkv import SwiftKVForCausalLM, make_layout

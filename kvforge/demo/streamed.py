@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kvforge.demo.questions import MAX_ANSWER_TOKENS
+from kvforge.demo.needles import MAX_ANSWER_TOKENS
 from kvforge.serving.client import StreamingClient
 
 
