@@ -72,7 +72,7 @@ def check_prompt_length(count: int, max_seq_len: int) -> None:
 def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
     """The refusal of a prompt of so many tokens."""
     return RequestError(
-        f"has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} less one to "
+        f"has {number} tokens, but the engine takes at most {max_seq_len - 1} (sequences of {max_seq_len} less one to "
         "generate)",
         "shorten it",
         field=PROMPT,
@@ -95,7 +95,7 @@ def check_flag(name: str, value: Any) -> None:
 def check_name(name: str, value: Any) -> None:
     """Raise RequestError unless ``value`` is a text of at most ``MAX_NAME`` characters."""
     if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise RequestError(f"{name} is {shown(value)}; give a text of at most {MAX_NAME} characters.")
+        raise RequestError(f"is {shown(value)}", f"give a text of at most {MAX_NAME} characters", field=name)
 
 
 def checked_texts(name: str, values: Any) -> tuple[str, ...]:
