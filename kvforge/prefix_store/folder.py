@@ -149,7 +149,7 @@ class EngineFolder:
             found = {name.digest: name.priority for name in map(PageName.parse, os.listdir(self.path)) if name}
             with self._lock:
                 self._priorities = found
-            self._touched = {digest: when for digest, when in self._touched.items() if digest in found}
+            self._touched = {digest: when for digest, when in self._touched.copy().items() if digest in found}
         self._no_scan_before = time.monotonic() + max(5.0, 200 * (time.monotonic() - start))
 
     def trim(self, num_bytes: int) -> None:

@@ -12,6 +12,9 @@ from kvforge.common.errors import KvforgeError
 from kvforge.prefix_store.folder import ABOUT_FILE, make_private, page_entries
 from kvforge.prefix_store.page_file import HEADER, DamagedPage, PageName, read_page
 
+_ABOUT = {"model": str, "kv_dtype": str, "kv_policy": str, "page_size": int, "page_bytes": int}
+"""What is believed of an engine: an archive may say anything."""
+
 
 @dataclass
 class StoredEngine:
@@ -98,6 +101,7 @@ def _place(folder: Path, name: str, page: PageName | None, data: bytes) -> bool:
 def _about(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return about if isinstance(about, dict) else {}
+    given = about.items() if isinstance(about, dict) else ()
+    return {name: value for name, value in given if type(value) is _ABOUT.get(name) and str(value).isprintable()}

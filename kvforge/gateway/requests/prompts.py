@@ -114,7 +114,9 @@ def encode(model: ServedModel, text: str, special: bool, param: str, fits: bool 
     try:
         ids = model.text_limits.encode(text, special, fits)
     except RequestError as error:
-        raise api_error(error.refusal, {PROMPT: param}) from None
+        refused = api_error(error.refusal, {PROMPT: param})
+        refused.param = param
+        raise refused from None
     if fits and not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.errors import bad_field
+from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.requests.prompts import json_texts
@@ -74,7 +74,7 @@ def text_only(model: ServedModel, fields: Fields) -> ParsedRequest:
     try:
         text = model.tokenizer.decode(tokens, skip_special_tokens=False)
     except RequestError as error:
-        raise bad_field("tokens", error.refusal.reason) from None
+        raise ApiError(400, error.refusal.reason, "tokens") from None
     return _without_answer((), tuple(json_texts(model, text, [])), {})
 
 

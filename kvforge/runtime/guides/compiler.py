@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from kvforge.common.errors import RequestError
+from kvforge.common.errors import RequestError, refusal_of
 from kvforge.runtime.guides.budget import GuideBudget, StepTime
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.guides.verdict import Verdict
@@ -111,7 +111,7 @@ class GuideCompiler:
         try:
             return judge.submit(guided).result()
         except WorkersUnavailable as error:
-            raise guide_error("cannot be used now", operator=str(error)) from None
+            raise guide_error(f"cannot be used now: {refusal_of(error).reason}") from None
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:

@@ -7,7 +7,7 @@ from kvforge.common.errors import RequestError
 from kvforge.runtime.guides.grammar import grammar_of, is_unforced, names_one_of, without_forcing
 from kvforge.runtime.guides.limits import MAX_TRIAL_STEP_S, tiers
 from kvforge.runtime.guides.matchers import make_matcher
-from kvforge.runtime.guides.messages import message_of
+from kvforge.runtime.guides.messages import message_of, without_place
 from kvforge.runtime.guides.trial import try_out
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import AFTER_REASONING, GuidedDecoding, guide_error
@@ -45,7 +45,8 @@ def judged(
     if problem is None and trial.slowest_s > MAX_TRIAL_STEP_S:
         problem = f"a token takes {trial.slowest_s * 1000:.0f} ms of processor time, make it less ambiguous"
     if problem is not None:
-        return Verdict(refusal=guide_error(f"cannot be used: {problem}").refusal)
+        said = problem if guided.kind == "ebnf_grammar" else without_place(problem)
+        return Verdict(refusal=guide_error(f"cannot be used: {said}").refusal)
     return Verdict(grammar, narrow)
 
 
@@ -58,7 +59,7 @@ def _behind_reasoning(inner: Verdict, grammar: str, vocabulary: Any) -> Verdict:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return Verdict(refusal=guide_error(f"cannot be used: {message_of(matcher)}").refusal)
+        return Verdict(refusal=guide_error(f"cannot be used: {without_place(message_of(matcher))}").refusal)
     return Verdict(grammar, limits)
 
 

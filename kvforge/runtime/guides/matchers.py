@@ -22,7 +22,9 @@ def make_vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:
     try:
         return LLTokenizer(tokenizer.backend.to_str(), eos_token=known or None)
     except Exception as error:  # the library raises nothing more precise
-        raise guide_error("cannot use this tokenizer", "leave it out", first_line(error)) from None
+        raise guide_error(
+            "cannot use this tokenizer", "leave it out", f"correct the tokenizer ({first_line(error)})"
+        ) from None
 
 
 def make_matcher(vocabulary: Any, grammar: str, limits: ParserLimits, max_lexer_states: int = MAX_LEXER_STATES) -> Any:

@@ -72,7 +72,7 @@ def check_prompt_length(count: int, max_seq_len: int) -> None:
 def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
     """The refusal of a prompt of so many tokens."""
     return RequestError(
-        f"has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} less one to "
+        f"has {number} tokens, but the engine takes at most {max_seq_len - 1} (sequences of {max_seq_len} less one to "
         "generate)",
         "shorten it",
         field=PROMPT,

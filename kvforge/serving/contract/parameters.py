@@ -129,9 +129,7 @@ def draft_scope(parameters: dict[str, Any]) -> str:
     """That of a request, empty without one. Raises RequestError."""
     value = parameters.get(DRAFT_SCOPE, "")
     if not isinstance(value, str) or len(value) > MAX_SCOPE:
-        raise RequestError(
-            f"the request parameter '{DRAFT_SCOPE}' cannot be used; give a text of at most {MAX_SCOPE} characters"
-        )
+        raise RequestError("cannot be used", f"give a text of at most {MAX_SCOPE} characters", field=DRAFT_SCOPE)
     return value
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from kvforge.runtime.requests.checks import MAX_ID_WORDS, check_symbols
-from kvforge.serving.contract.inputs import display_name, refuse
+from kvforge.serving.contract.inputs import FIELDS, refuse
 from kvforge.serving.contract.tensors import check_entries
 
 
@@ -29,6 +29,6 @@ def decode_words(name: str, table: np.ndarray) -> list[list[int]]:
         return []
     if ends[0] < 1 or ends[-1] > len(ids) or (ends[1:] <= ends[:-1]).any():
         raise refuse(name, "has offsets that do not fit its ids")
-    check_symbols(f"input tensor {display_name(name)}", int(ends[-1]), "token ids")
+    check_symbols(FIELDS[name], int(ends[-1]), "token ids")
     flat = ids[: ends[-1]].tolist()
     return [flat[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]

@@ -13,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
-from kvforge.common.errors import EngineError, RequestError
+from kvforge.common.errors import EngineError, RequestError, refusal_of
 from kvforge.common.refusals import Refusal
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request
@@ -224,7 +224,7 @@ class JudgedGuides:
         try:
             verdict = shared_judge(self._tokenizer, self._eos_token_ids).submit(guided).result()
         except WorkersUnavailable as error:
-            raise guide_error("cannot be used now", operator=str(error)) from None
+            raise guide_error(f"cannot be used now: {refusal_of(error).reason}") from None
         assert verdict is not None
         verdict.accepted()
         return verdict

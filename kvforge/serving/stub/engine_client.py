@@ -137,7 +137,7 @@ class EngineClient:
             return encode(message)
         except ProtocolError as error:
             raise RequestError(
-                "the request is too large for the engine", "send less", code=TOO_LARGE, operator=str(error)
+                f"the request is too large for the engine: {error}", "send less", code=TOO_LARGE
             ) from None
 
     def abort(self, request_id: str) -> None:

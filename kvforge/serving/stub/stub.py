@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.common.errors import EngineError, KvforgeError, RequestError, first_line, let_end
+from kvforge.common.errors import EngineError, KvforgeError, RequestError, first_line, let_end, refusal_of
 from kvforge.common.refusals import GUIDES_FULL, Refusal
 from kvforge.serving.contract.failures import (
     CANCELLED,
@@ -175,7 +175,9 @@ class Stub:
         try:
             if isinstance(verdicts, KvforgeError):
                 code = GUIDES_FULL if isinstance(verdicts, WorkersBusy) else None
-                raise UnavailableError(Refusal(f"guided decoding is not available: {verdicts}", code=code))
+                raise UnavailableError(
+                    Refusal(f"guided decoding is not available: {refusal_of(verdicts).reason}", code=code)
+                )
             for verdict in verdicts:
                 if verdict is not None:
                     verdict.accepted()

@@ -2,19 +2,25 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
 from kvforge.common.refusals import GUIDES_FULL, PROMPT, QUEUE_FULL, TOO_LARGE, UNKNOWN_TOKEN, Refusal
+from kvforge.gateway.errors import ApiError
+from kvforge.gateway.prompts import encode
+from kvforge.gateway.token_requests import text_only
 from kvforge.runtime.requests.checks import too_many_tokens
 from kvforge.runtime.requests.guided_decoding import NEEDS_LLGUIDANCE, gave_up, guide_error
 from kvforge.runtime.requests.outputs import NOTHING_LEFT
 from kvforge.runtime.sampling.sampler import NOT_FINITE
+from kvforge.runtime.text.limits import TextLimits
 from kvforge.serving.contract.failures import SHUTTING_DOWN, Failure, failed
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import Answer, call, post, wait_until
+from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking, panicking_decoder
 
 HELLO = [{"role": "user", "content": "hi"}]
 COMPLETION = {"model": "tiny", "prompt": "x"}
@@ -28,6 +34,17 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
     assert error["param"] == param, error
     assert words in error["message"], error
     assert "\n" not in error["message"] and len(error["message"]) < 700
+
+
+def test_what_a_tokenizer_fails_on_is_refused_in_the_name_of_its_field() -> None:
+    fails = panicking()
+    model: Any = SimpleNamespace(text_limits=TextLimits.of(fails, 512), tokenizer=panicking_decoder(), max_seq_len=512,
+                                 manifest=SimpleNamespace(vocab_size=1 << 20))  # fmt: skip
+    with pytest.raises(ApiError, match=r"^the model's tokenizer fails on this text; change the text$") as text:
+        encode(model, PANICKING_TEXT, True, "messages")
+    with pytest.raises(ApiError, match=r"^the model's tokenizer fails on these tokens") as tokens:
+        text_only(model, {"tokens": model.tokenizer.encode(PANICKING_TEXT)})
+    assert (text.value.param, tokens.value.param) == ("messages", "tokens")
 
 
 @pytest.mark.parametrize(

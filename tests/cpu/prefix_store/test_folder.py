@@ -19,7 +19,7 @@ from kvforge.cli import main
 from kvforge.common.errors import EngineError
 from kvforge.prefix_store import folder as module
 from kvforge.prefix_store.folder import EngineFolder, page_entries
-from kvforge.prefix_store.inventory import load_prefixes
+from kvforge.prefix_store.inventory import list_prefixes, load_prefixes
 from kvforge.prefix_store.page_file import HEADER, PageName
 from tests.support.random_cases import Seeds
 
@@ -91,6 +91,33 @@ def test_a_file_under_another_name_or_of_another_engine_is_not_taken(tmp_path: P
     shutil.copy(file_of(folder, 1), file_of(other, 1))
     for fresh, index in ((opened(tmp_path), 2), (opened(tmp_path, key=b"o" * 16), 1)):
         assert digest(index) in fresh and not read(fresh, index)
+
+
+@pytest.mark.parametrize(("said", "model"), [
+    ("[" * 200_000, None),
+    ('{"model": "\\u001b[31m", "page_size": "x"}', None), ('{"model": "m", "page_size": "x"}', "m"),
+])  # fmt: skip
+def test_what_an_archive_says_of_an_engine_is_not_trusted(tmp_path: Path, said: str, model: str | None) -> None:
+    folder = opened(tmp_path)
+    assert write(folder, 1)
+    (folder.path / "about.json").write_text(said)
+    assert [engine.about for engine in list_prefixes(tmp_path)] == [{} if model is None else {"model": model}]
+
+
+def test_pages_may_be_read_while_others_are_looked_for(tmp_path: Path) -> None:
+    class Busy(dict[bytes, float]):
+        """The reader notes a use while the writer goes through the uses."""
+
+        def items(self):  # type: ignore[no-untyped-def, override]
+            for item in super().items():
+                self[digest(9)] = 0.0
+                yield item
+
+    folder = opened(tmp_path)
+    assert write(folder, 1)
+    folder._touched, folder._no_scan_before = Busy({digest(1): 0.0}), 0.0
+    folder.refresh()
+    assert read(folder, 1)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "gone"])

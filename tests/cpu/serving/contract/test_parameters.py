@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from kvforge.common.errors import RequestError
+from kvforge.runtime import SamplingParams
 from kvforge.serving.contract.parameters import (
     MAX_NAME,
     MAX_TEXT,
     check_parameters,
+    draft_scope,
     read_parameters,
     timeout_s,
     wants_errors_as_tensors,
@@ -32,6 +34,15 @@ def test_timeouts_that_are_no_whole_microseconds_are_refused(value: Any) -> None
 @pytest.mark.parametrize(("value", "seconds"), [(1_500_000, 1.5), ("1000", 0.001), (2e6, 2.0), (0, None)])
 def test_timeouts(value: Any, seconds: float | None) -> None:
     assert timeout_s(request({}), {"timeout": value}) == seconds
+
+
+def test_refusals_name_what_the_client_sent() -> None:
+    with refused("^the request parameter 'draft_scope' cannot be used; give a text"):
+        draft_scope({"draft_scope": 5})
+    with refused("^input tensor 'end_id' or the request parameter 'stop_token_ids' holds "):
+        SamplingParams(stop_token_ids=(-1,))
+    with refused(r"; lower it or raise 'request_output_len' \('max_tokens' of ensemble\)$"):
+        SamplingParams(min_tokens=5, max_tokens=4)
 
 
 def test_too_many_are_refused_before_they_are_read() -> None:
