@@ -8,7 +8,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,10 +74,9 @@ class EngineFolder:
     def __len__(self) -> int:
         return len(self._priorities)
 
-    def write(self, digest: bytes, priority: int, pieces: Sequence[memoryview], is_valid: Callable[[], bool]) -> bool:
-        """Write a page unless it is there; False where it is not afterwards. ``is_valid`` is asked when all is read of
-        the ``pieces``: whether they did not change meanwhile."""
-        size = HEADER.size + sum(map(len, pieces))
+    def write(self, digest: bytes, priority: int, content: memoryview) -> bool:
+        """Write a page unless it is there; False where it is not afterwards."""
+        size = HEADER.size + len(content)
         if digest in self or time.monotonic() < self._no_writes_before:
             return digest in self
         if self._num_bytes + size > self._limit or self._num_new > self._limit // MARGIN:
@@ -87,9 +86,7 @@ class EngineFolder:
         temporary = self._temporary()
         with self._reported("written"):
             try:
-                write_page(temporary, self._key, digest, pieces)
-                if not is_valid():
-                    return False
+                write_page(temporary, self._key, digest, content)
                 temporary.rename(self.path / str(PageName(digest, priority)))
             finally:
                 temporary.unlink(missing_ok=True)

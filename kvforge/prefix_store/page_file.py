@@ -4,14 +4,12 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 FORMAT = b"KVFPAGE1"
 HEADER = struct.Struct("<8s16s16sQI4x")
 """The format, the key of the engine, the digest of the prefix, the bytes that follow, and their CRC-32."""
-MAX_VECTORS = 512
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{3})\.page")
 
 
@@ -35,18 +33,14 @@ class PageName(NamedTuple):
         return None if found is None else cls(bytes.fromhex(found[1]), int(found[2]))
 
 
-def write_page(path: Path, engine: bytes, digest: bytes, pieces: Sequence[memoryview]) -> None:
-    """Write a new file, readable for its owner alone, whose content is the ``pieces`` in their order. Raises OSError;
-    what there is of the file then is the caller's to remove."""
-    checksum = 0
-    for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-    header = HEADER.pack(FORMAT, engine, digest, sum(map(len, pieces)), checksum)
-    rest = [memoryview(header), *pieces]
+def write_page(path: Path, engine: bytes, digest: bytes, content: memoryview) -> None:
+    """Write a new file, readable for its owner alone. Raises OSError; what there is of the file then is the caller's to
+    remove."""
+    rest = [memoryview(HEADER.pack(FORMAT, engine, digest, len(content), zlib.crc32(content))), content]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         while rest:
-            written = os.writev(file, rest[:MAX_VECTORS])
+            written = os.writev(file, rest)
             while rest and written >= len(rest[0]):
                 written -= len(rest.pop(0))
             if written:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,23 +11,29 @@ from kvforge.runtime.sessions.pools import Pools
 
 class PageMemory:
     """Views of the pools by page: of each owner all tensors with a row for every page, which is what a prefix that is
-    reused consists of. Exact pages of policies that seal pages are no part of it. The pools are in main memory."""
+    reused consists of. Exact pages of policies that seal pages are no part of it. The pools are in main memory.
+
+    Pieces are copied with the interpreter's lock held: some microseconds each, where giving it back and waiting for it
+    as often would cost the steps more.
+    """
 
     def __init__(self, manifest: Manifest, pools: Pools) -> None:
-        self._rows = [np.asarray(rows.numpy()) for rows in _page_rows(manifest, pools)]
-        self.page_bytes = sum(rows.shape[1] for rows in self._rows)
+        self._rows = [(rows.shape[1], memoryview(rows.numpy()).cast("B")) for rows in _page_rows(manifest, pools)]
+        self.page_bytes = sum(width for width, _ in self._rows)
 
-    def pieces(self, page: int) -> list[memoryview]:
-        """Return the memory of a page, ``page_bytes`` bytes together."""
-        return [memoryview(rows[page]) for rows in self._rows]
+    def copy(self, page: int, content: memoryview) -> None:
+        """Overwrite ``content``, ``page_bytes`` bytes, with a page."""
+        start = 0
+        for width, memory in self._rows:
+            content[start : start + width] = memory[page * width : (page + 1) * width]
+            start += width
 
     def fill(self, page: int, content: memoryview) -> None:
-        """Overwrite a page with ``content``, which was made of ``pieces``."""
-        start, given = 0, np.frombuffer(content, dtype=np.uint8)
-        for rows in self._rows:
-            end = start + rows.shape[1]
-            rows[page] = given[start:end]
-            start = end
+        """Overwrite a page with ``content``."""
+        start = 0
+        for width, memory in self._rows:
+            memory[page * width : (page + 1) * width] = content[start : start + width]
+            start += width
 
 
 def _page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:

@@ -50,8 +50,8 @@ class FileReading:
 class DiskTier:
     """A ``PageSource`` of the scheduler, and what writes the pages that ``cache`` publishes.
 
-    A page is written out of the pool while steps go on. It keeps its content as long as it is published: what was
-    written is thrown away where the page was given up meanwhile.
+    A page is copied out of the pool while steps go on. It keeps its content as long as it is published: the copy is
+    thrown away where the page was given up meanwhile.
     """
 
     def __init__(self, folder: EngineFolder, memory: PageMemory, cache: PrefixCache, num_pages: int) -> None:
@@ -64,6 +64,7 @@ class DiskTier:
         self._readings: queue.SimpleQueue[FileReading | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
         self._closed = False
+        self._content = memoryview(bytearray(memory.page_bytes))
         self.read_bytes = self.written_bytes = 0
         self.read_s = self.write_s = 0.0
         cache.on_publish = self._published
@@ -164,13 +165,10 @@ class DiskTier:
 
     def _write_page(self, digest: bytes, page: int) -> None:
         start, epoch = time.perf_counter(), self._cache.epoch(page)
-
-        def is_valid() -> bool:
-            return self._cache.epoch(page) == epoch
-
-        if self._cache.page_named(digest) == page and self._folder.write(
-            digest, DEFAULT_PRIORITY, self._memory.pieces(page), is_valid
-        ):
+        if self._cache.page_named(digest) != page:
+            return
+        self._memory.copy(page, self._content)
+        if self._cache.epoch(page) == epoch and self._folder.write(digest, DEFAULT_PRIORITY, self._content):
             self.written_bytes += self._memory.page_bytes
             self.write_s += time.perf_counter() - start
 

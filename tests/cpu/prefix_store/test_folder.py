@@ -39,9 +39,8 @@ def content(index: int) -> bytes:
     return random.Random(index).randbytes(SIZE)
 
 
-def write(folder: EngineFolder, index: int, priority: int = 35, is_valid: bool = True) -> bool:
-    page = content(index)
-    return folder.write(digest(index), priority, [memoryview(page[:7]), memoryview(page[7:])], lambda: is_valid)
+def write(folder: EngineFolder, index: int, priority: int = 35) -> bool:
+    return folder.write(digest(index), priority, memoryview(content(index)))
 
 
 def read(folder: EngineFolder, index: int) -> bool:
@@ -58,7 +57,7 @@ def file_of(folder: EngineFolder, index: int) -> Path:
 
 def test_what_is_written_is_read_and_private(tmp_path: Path) -> None:
     folder = opened(tmp_path / "new" / "pages")
-    assert all(write(folder, index) for index in range(3)) and not write(folder, 3, is_valid=False)
+    assert all(write(folder, index) for index in range(3))
     for other in (folder, opened(tmp_path / "new" / "pages")):
         assert [read(other, index) for index in range(4)] == [True, True, True, False]
     assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}

@@ -196,6 +196,24 @@ def test_retention_is_kept_with_the_page_and_forgotten_pages_are_not_written(tmp
     assert engine.prefixes.flush(10) and len(list(tmp_path.glob("*/*.page"))) == 2
 
 
+def test_a_page_that_is_given_up_while_it_is_copied_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, copy = engine_in(tmp_path), PageMemory.copy
+
+    def overtaken(memory: PageMemory, page: int, content: memoryview) -> None:
+        copy(memory, page, content)
+        if page == engine.scheduler.prefix_cache.page_named(digests[1]):
+            engine.scheduler.prefix_cache._epochs[page] += 1
+
+    monkeypatch.setattr(PageMemory, "copy", overtaken)
+    engine.add_request("a", PROMPT[:13], SamplingParams(max_tokens=2, ignore_eos=True))
+    digests = engine.requests["a"].sequences[0].digests
+    engine.step()
+    assert engine.prefixes is not None and engine.prefixes.flush(10)
+    assert {path.name[:32] for path in tmp_path.glob("*/*.page")} == {digests[0].hex(), digests[2].hex()}
+
+
 def test_reading_is_declined_where_computing_is_cheaper_and_tried_again() -> None:
     rates = Rates()
     assert rates.reading_is_cheaper()
@@ -240,9 +258,16 @@ def test_a_page_is_all_that_a_prefix_consists_of(changes) -> None:
         for tensor in pool:
             data = tensor.view(torch.uint8)
             data.copy_(torch.randint(256, data.shape, dtype=torch.uint8, generator=generator))
-    before = [b"".join(memory.pieces(page)) for page in range(6)]
+
+    def contents() -> list[bytes]:
+        found = [memoryview(bytearray(memory.page_bytes)) for _ in range(6)]
+        for page, content in enumerate(found):
+            memory.copy(page, content)
+        return list(map(bytes, found))
+
+    before = contents()
     memory.fill(2, memoryview(before[4]))
-    assert [b"".join(memory.pieces(page)) for page in range(6)] == [*before[:2], before[4], *before[3:]]
+    assert contents() == [*before[:2], before[4], *before[3:]] and len(set(before)) == 6
 
 
 def test_the_key_covers_what_k_and_v_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
