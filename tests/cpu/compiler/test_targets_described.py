@@ -104,4 +104,4 @@ def test_the_files_that_ask_for_a_target_are_named() -> None:
         for file in (ROOT / folder).rglob("*.py")
         if question.search(file.read_text(encoding="utf-8"))
     }
-    assert asking == set(re.findall(r"`(kvforge/(?:compiler|runtime)/[a-z]+\.py)`", SECTION))
+    assert asking == set(re.findall(r"`(kvforge/(?:compiler|runtime)/[a-z/]+\.py)`", SECTION))

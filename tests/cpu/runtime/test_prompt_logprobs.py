@@ -198,7 +198,7 @@ def test_what_is_not_finite_ends_its_own_request() -> None:
     for name, count in (("asks", 0), ("asks not", None)):
         engine.add_request(name, [5, 6, 7, 8], dataclasses.replace(ONE, prompt_logprobs=count))
     found = {output.request_id: output for output in engine.step()}
-    assert (found["asks"].finish_reason, found["asks"].stop_reason) == ("error", NOT_FINITE)
+    assert (found["asks"].finish_reason, found["asks"].stop_reason) == ("error", NOT_FINITE.words)
     assert found["asks not"].finish_reason == "length"
     engine.check_invariants()
 

@@ -274,7 +274,7 @@ def test_the_key_covers_what_k_and_v_depend_on(monkeypatch: pytest.MonkeyPatch) 
     weights = {"rank0/weights.safetensors": "1"}
     key = engine_key(fake_manifest(files={**weights, "rank0/lower.pt2": "2"}))
     assert key == engine_key(fake_manifest(files=weights, max_num_seqs=3, max_num_tokens=9, eos_token_ids=()))
-    others = ({"files": {}}, {"cut": 2}, {"owner_of_layer": (0, 0)}, {"kv_dtype": "int8"}, {"page_size": 8},
+    others = ({"files": {}}, {"cut": 2}, {"group_size": 2}, {"kv_dtype": "int8"}, {"page_size": 8},
               {"kv_policy": "snapkv"}, {"kvforge_version": "1"}, {"torch_version": "1"}, {"isa": ("x",)})  # fmt: skip
     assert len({key, *(engine_key(fake_manifest(**{"files": weights, **other})) for other in others)}) == 10
     monkeypatch.setenv("KVFORGE_CPU_ISA", "portable")

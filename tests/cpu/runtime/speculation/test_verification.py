@@ -202,7 +202,7 @@ def test_logits_that_are_not_finite_end_their_sequence_there_and_no_other(temper
     engine.add_request("b", PROMPT[:3], SamplingParams(**params))
     engine.step()
     first, second = engine.step()
-    assert (first.request_id, first.finish_reason, first.stop_reason) == ("a", "error", NOT_FINITE)
+    assert (first.request_id, first.finish_reason, first.stop_reason) == ("a", "error", NOT_FINITE.words)
     assert len(first.new_token_ids) == place and not second.finished and len(second.new_token_ids) == 5
     engine.check_invariants()
     drafter.check_invariants()
