@@ -28,7 +28,7 @@ class ParsedRequest:
             prompt; otherwise a part of the answer of their own.
         model: the name that the request calls the model by.
         shown: what the answer repeats of the request, or what it says of the answer's form.
-        names: what the request calls the fields of kvforge.gateway.refusals.
+        names: what the request calls the fields of kvforge.gateway.client_words.
         looser: the template of the same request with a looser guide, to be sent where the engine refuses that of the
             first; None where there is none.
         continuous_usage: the counts come with every event of a stream.

@@ -19,7 +19,7 @@ from kvforge.runtime.admission import check_request, new_request
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.guides.guide import Guide
-from kvforge.runtime.prefixes.opening import open_tier
+from kvforge.runtime.prefixes.open_tier import open_tier
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status

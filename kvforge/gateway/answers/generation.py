@@ -9,13 +9,13 @@ from typing import Any
 from kvforge.common.errors import RequestError
 from kvforge.gateway.answers.left_header import left_header, left_tools_header
 from kvforge.gateway.answers.reasoning_tokens import reasoning_tokens
+from kvforge.gateway.client_words import GUIDE
 from kvforge.gateway.engine.tensors import ResponseTokens, infer_request
 from kvforge.gateway.engine.triton import Triton
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.languages.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.gateway.refusals import GUIDE
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.stream import TextStream

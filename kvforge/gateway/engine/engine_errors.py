@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import grpc
 
 from kvforge.common.refusals import Refusal
+from kvforge.gateway.client_words import api_error
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.refusals import api_error
 
 _FAILED = "the inference server failed; its log says why"
 _NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available versions", "Server exiting", "stopping")
@@ -15,7 +15,7 @@ _NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available ver
 
 def from_outcome(outcome: str, message: str, refusal: Refusal | None, names: Mapping[str, str]) -> ApiError:
     """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures); `names` are what the request
-    calls fields, see kvforge.gateway.refusals."""
+    calls fields, see kvforge.gateway.client_words."""
     if refusal is not None and (outcome == "refused" or refusal.code is not None):
         return api_error(refusal, names, message)
     status, code, words = _OUTCOMES.get(outcome, (500, None, _FAILED))

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.client_words import GUIDE, api_error
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.gateway.requests.request_fields import refuse_others
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.common.refusals import PROMPT
+from kvforge.gateway.client_words import api_error
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.refusals import api_error
 from kvforge.gateway.requests.request_fields import Fields, flag
 from kvforge.gateway.requests.sampling import check_length
 from kvforge.tokenization.chat_template import ChatTemplate

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvforge.common.native_calls import is_panic
 from kvforge.common.refusals import PROMPT
+from kvforge.gateway.client_words import GUIDE, LENGTH, OF_PROMPT
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.engine.tensors import request_template
 from kvforge.gateway.errors import ApiError, bad_field, too_deep
@@ -19,7 +20,6 @@ from kvforge.gateway.languages.asked_forms import Calls, Thinking
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.gateway.refusals import GUIDE, LENGTH, OF_PROMPT
 from kvforge.gateway.requests.functions import read_tools
 from kvforge.gateway.requests.guides import guide_field, guided_decoding
 from kvforge.gateway.requests.messages.fields import OMITTED

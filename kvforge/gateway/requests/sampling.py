@@ -6,9 +6,9 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.common.refusals import PROMPT
+from kvforge.gateway.client_words import LENGTH, api_error
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.refusals import LENGTH, api_error
 from kvforge.gateway.requests.request_fields import SAMPLING, flag, integer
 from kvforge.runtime.requests.checks import check_prompt_length
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.client_words import GUIDE, api_error
 from kvforge.gateway.errors import bad_field
 from kvforge.gateway.languages.asked_forms import Thinking
 from kvforge.gateway.languages.tool_formats import formats
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.gateway.requests.request_fields import Fields, integer
 from kvforge.gateway.requests.sampling import MAX_TOKENS
 from kvforge.gateway.requests.tool_guides import ToolGuide

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.client_words import GUIDE, api_error
 from kvforge.gateway.errors import bad_field
 from kvforge.gateway.languages.function import Function
 from kvforge.gateway.languages.schema_relaxing import ALL, ANY_OBJECT, relaxed
-from kvforge.gateway.refusals import GUIDE, api_error
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 Left = dict[str, tuple[str, ...]]

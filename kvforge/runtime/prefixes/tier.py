@@ -69,8 +69,8 @@ class DiskTier:
         self.read_s = self.write_s = 0.0
         cache.on_publish = self._published
         self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("prefix-writer", self._write), ("prefix-reader", self._read))
+            threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("prefix-writer", self._write), ("prefix-reader", self._read))
         ]
         for thread in self._threads:
             thread.start()

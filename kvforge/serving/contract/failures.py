@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvforge.common.errors import RequestError, first_line
 from kvforge.common.refusals import SERVER_ENDS, Refusal
-from kvforge.serving.contract.words import sentence
+from kvforge.serving.contract.refusal_words import sentence
 
 # Outcome -> error code of Triton (pb_utils.TritonError).
 CODES = {

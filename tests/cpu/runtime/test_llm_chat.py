@@ -96,7 +96,9 @@ def test_an_engine_without_a_template_says_so(engines: EngineShelf) -> None:
         LLM(engines.engine(SWIFTKV), kv_cache_gib=0.1),
         LLM(session=session, tokenizer=tokenizer, num_pages=200),
     ):
-        with pytest.raises(KvforgeError, match=r"^this engine has no chat template; generate from plain text, or give one, [^.]*\.$"):
+        with pytest.raises(
+            KvforgeError, match=r"^this engine has no chat template; generate from plain text, or give one, [^.]*\.$"
+        ):
             llm.chat(USER)
         (result,) = llm.chat(USER, GREEDY, use_tqdm=False, chat_template=TEMPLATE)
         assert result.outputs[0].token_ids

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvforge.common.errors import RequestError
-from kvforge.serving.contract.words import sentence
+from kvforge.serving.contract.refusal_words import sentence
 
 
 @contextmanager

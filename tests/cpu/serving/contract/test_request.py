@@ -8,9 +8,9 @@ import pytest
 from kvforge.common.refusals import PROMPT, UNKNOWN_TOKEN, Refusal
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.parameters import stop_token_ids
+from kvforge.serving.contract.refusal_words import sentence
 from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
 from kvforge.serving.contract.word_lists import decode_words, encode_words
-from kvforge.serving.contract.words import sentence
 from tests.support.serving.refusals import refused
 
 BASE = {
