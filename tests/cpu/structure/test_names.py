@@ -42,7 +42,7 @@ PARTS = {
     ),
     "a part that every policy's folder has": ("policy", "state", "verify", "pyramid", "shared", "squeeze"),
     "a part that packages of any subject have": (
-        "__main__", "answer", "batch", "checks", "config", "errors", "export", "failures", "fields", "files", "limits",
+        "__main__", "batch", "checks", "config", "errors", "export", "failures", "fields", "files", "limits",
         "load", "model", "names", "options", "plot", "process", "reading", "registry", "report", "request", "run",
         "score", "server", "settings", "threads", "train",
     ),
