@@ -56,7 +56,7 @@ def test_ensemble_refuses(server: TritonServer, inputs: dict, words: str) -> Non
         ({"input_ids": [5, 6, 99999]}, "token id 99999"),
         ({"request_output_len": 0}, "is 0; give a whole number of at least 1"),
         ({"beam_width": 2}, "'beam_width' cannot be used"),
-        ({"input_ids": None}, "'input_ids' is missing"),
+        ({"input_ids": None}, "'input_ids' .*is missing"),
         ({"input_lengths": None}, "'input_lengths' is missing"),
     ],
 )
@@ -65,7 +65,7 @@ def test_tensorrt_llm_refuses(server: TritonServer, changes: dict, words: str) -
     assert re.search(words, refusal(server, "tensorrt_llm", inputs))
 
 
-@pytest.mark.parametrize(("tokens", "words"), [([], "the prompt is empty"), ([5, 99999], "token id 99999")])
+@pytest.mark.parametrize(("tokens", "words"), [([], "is empty"), ([5, 99999], "token id 99999")])
 def test_refusals_come_as_responses_where_asked_for(server: TritonServer, tokens: list[int], words: str) -> None:
     """Before the request is accepted, and by the engine."""
     params = SamplingParams(max_tokens=1, temperature=0.0)

@@ -29,6 +29,6 @@ def decode_words(name: str, table: np.ndarray) -> list[list[int]]:
         return []
     if ends[0] < 1 or ends[-1] > len(ids) or (ends[1:] <= ends[:-1]).any():
         raise refuse(name, "has offsets that do not fit its ids")
-    check_symbols(FIELDS[name], int(ends[-1]), "token ids")
+    check_symbols(FIELDS.get(name, name), int(ends[-1]), "token ids")
     flat = ids[: ends[-1]].tolist()
     return [flat[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
