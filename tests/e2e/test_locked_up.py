@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import random
 import threading
+import time
 from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
@@ -37,7 +39,7 @@ def test_a_locked_up_server_is_replaced(engine_dir: Path, tmp_path: Path) -> Non
         for thread in cancelling:
             thread.start()
         try:
-            wait_until(lambda: restarts(running) > 0, "the server is started again")
+            wait_until(lambda: restarts(running) > 0, "the server is started again", 300.0)
         finally:
             over.set()
         running.wait_ready("the next server", RESTART_TIMEOUT_S)

@@ -5,6 +5,7 @@ ready, or the one that computes nothing, where the failure comes after it. Nothi
 has noticed the failure, and found the end of what it waits for.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -76,10 +77,11 @@ def of_the_server(signum: int) -> None:
     def end_each() -> None:
         while True:
             time.sleep(0.05)
-            for child in children(os.getpid()):
-                words = [Path(f"/proc/{child.pid}/cmdline").read_bytes() for child in descendants(child.pid)]
-                if any(NEVER_READY[-1].encode() in line for line in words):
-                    os.kill(child.pid, signum)
+            with contextlib.suppress(OSError):  # a process that has ended meanwhile
+                for child in children(os.getpid()):
+                    words = [Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in descendants(child.pid)]
+                    if any(NEVER_READY[-1].encode() in line for line in words):
+                        os.kill(child.pid, signum)
 
     threading.Thread(target=end_each, daemon=True).start()
 
