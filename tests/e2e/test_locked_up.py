@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import random
 import threading
-import time
 from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
@@ -47,4 +45,4 @@ def test_a_locked_up_server_is_replaced(engine_dir: Path, tmp_path: Path) -> Non
             thread.join()
         assert answer(running)
     # The race of cancels and writes locks tritonserver up or, seldom, crashes it: either way another takes its place.
-    assert any(words in log.read_text() for words in ("a response has not left within 10 s", "Signal (11) received"))
+    assert any(words in log.read_text() for words in ("a response has not left within 10 s", "Signal ("))

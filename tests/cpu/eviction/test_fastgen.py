@@ -129,7 +129,7 @@ def test_an_engine_has_the_ids_of_its_tokenizer(tmp_path: Path, monkeypatch: pyt
     assert manifest.special_tokens == (1, 2) and 3 + ord("?") in manifest.punctuation_tokens
     other = load_manifest(tmp_path / "snapkv")
     assert other.special_tokens == () == other.punctuation_tokens
-    assert manifest.to_json().keys() - other.to_json().keys() == {"special_tokens", "punctuation_tokens"}
+    assert other.to_json()["special_tokens"] == other.to_json()["punctuation_tokens"] == ()
     (checkpoint / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json; save the tokenizer in fast \(Rust\) format"):
         build_engine(checkpoint, tmp_path / "none", BuildOptions(dtype="float32", kv_policy="fastgen"))

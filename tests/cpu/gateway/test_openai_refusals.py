@@ -7,11 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from kvforge.gateway.token_requests import text_only
 
 from kvforge.common.refusals import GUIDES_FULL, PROMPT, QUEUE_FULL, TOO_LARGE, UNKNOWN_TOKEN, Refusal
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.requests.prompts import encode
+from kvforge.gateway.requests.token_requests import text_only
 from kvforge.runtime.requests.checks import too_many_tokens
 from kvforge.runtime.requests.guided_decoding import NEEDS_LLGUIDANCE, gave_up, guide_error
 from kvforge.runtime.requests.outputs import NOTHING_LEFT
