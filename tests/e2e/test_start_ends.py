@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.addresses import LOOPBACK, find_address
+from kvforge.serving.server.launcher import START_ATTEMPTS
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS
 from tests.support.serving.serve_process import FREE_OPENAI, FREE_PORTS, without_notes
@@ -58,7 +59,8 @@ def failed_start(stage: str, folder: Path, engine_dir: Path, *options: str, moun
     finally:
         process.kill()
     assert (process.returncode, said) == (1, ""), errors
-    errors = without_notes(errors)
+    lines = without_notes(errors).splitlines(keepends=True)
+    errors = "".join(line for line in lines if "; starting it once more" not in line)  # a busy machine crashes Triton
     assert errors.startswith("kvforge: error: ") and errors.count("\n") == 1, errors
     assert left_processes(folder) == []
     assert list(folder.iterdir()) == []
@@ -115,11 +117,11 @@ def test_a_process_that_ends(stage: str, words: str, folder: Path, engine_dir: P
 
 
 def test_a_server_that_crashes_again(folder: Path, engine_dir: Path, tmp_path: Path) -> None:
-    """The first time it is started once more, which a log tells of."""
+    """But for the last time it is started once more, which a log tells of."""
     log = tmp_path / "log"
     errors = failed_start("server:SIGABRT", folder, engine_dir, "--log-file", str(log))
     assert errors.startswith("the server did not start: ") and errors.endswith("tritonserver ended (signal 6)")
-    assert log.read_text().count("; starting it once more") == 1
+    assert log.read_text().count("; starting it once more") == START_ATTEMPTS - 1
 
 
 @pytest.mark.parametrize(("end", "words"), [("exits", "no room"), ("killed", "it ended (signal 9)")])

@@ -71,8 +71,8 @@ LONGEST_LOOK_S = 1.0
 """Between two looks at the stub's state, which are several a second while this process runs."""
 SERVER_FOLLOWS_S = 0.5
 """From the end of a stub to that of the server that it ended with."""
-START_ATTEMPTS = 2
-"""A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 450 starts, 2 cores)."""
+START_ATTEMPTS = 3
+"""A busy machine makes tritonserver give up or stand still now and then, also twice in a row."""
 ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals after which tritonserver is not started once more: it did not crash, somebody or the system ended it."""
 PORT_ATTEMPTS = 3
