@@ -36,12 +36,12 @@ class Refusal:
     code: str | None = None
     operator: str = ""
 
-    def sentence(self, subject: str, named: Callable[[str], str] = str, to_operator: bool = True) -> str:
+    def sentence(self, subject: str, named: Callable[[str], str] = str) -> str:
         """The refusal in words, without a full stop: ``subject`` is what a face calls the field, ``named`` gives its
         name of others."""
         said = f"{subject} {self.reason}" if subject else self.reason
         remedy = re.sub(r"\{(\w+)\}", lambda found: named(found[1]), self.remedy)
-        ways = ", or ".join(way for way in (remedy, self.operator if to_operator else "") if way)
+        ways = ", or ".join(filter(None, (remedy, self.operator)))
         return f"{said}; {ways}" if ways else said
 
     @property

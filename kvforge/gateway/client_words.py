@@ -9,6 +9,7 @@ from kvforge.common.refusals import (
     NO_TOKEN_LEFT,
     PROMPT,
     QUEUE_FULL,
+    SERVER_ENDS,
     SHUTTING_DOWN,
     TOO_LARGE,
     Refusal,
@@ -26,7 +27,7 @@ _FIXED = {
     TOO_LARGE: (413, TOO_LARGE, "the request is too large; shorten it"),
     QUEUE_FULL: (429, QUEUE_FULL, "too many requests wait for the model; send the request again later"),
     GUIDES_FULL: (429, QUEUE_FULL, "too many new forms wait to be checked; send the request again later"),
-    SHUTTING_DOWN: (503, _BUSY, "the server is shutting down; send the request to another server or later"),
+    SHUTTING_DOWN: (503, _BUSY, SERVER_ENDS.words),
 }
 """Codes that say all: status, code and words."""
 _PUBLIC = (CONTEXT_LENGTH, GUIDE_GAVE_UP, NO_TOKEN_LEFT)
