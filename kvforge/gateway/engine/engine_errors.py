@@ -4,22 +4,23 @@ from collections.abc import Mapping
 
 import grpc
 
-from kvforge.common.refusals import Refusal
 from kvforge.gateway.client_words import api_error
 from kvforge.gateway.errors import ApiError
+from kvforge.serving.contract.failures import Failure
 
 _FAILED = "the inference server failed; its log says why"
 _NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available versions", "Server exiting", "stopping")
 """The model is missing or unloaded, its process ended, the server goes down."""
 
 
-def from_outcome(outcome: str, message: str, refusal: Refusal | None, names: Mapping[str, str]) -> ApiError:
-    """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures); `names` are what the request
-    calls fields, see kvforge.gateway.client_words."""
-    if refusal is not None and (outcome == "refused" or refusal.code is not None):
-        return api_error(refusal, names, message)
-    status, code, words = _OUTCOMES.get(outcome, (500, None, _FAILED))
-    return ApiError(status, words, code=code, detail=message)
+def from_failure(failure: Failure, names: Mapping[str, str]) -> ApiError:
+    """How `tensorrt_llm` says that a request ended; `names` are what the request calls fields, see
+    kvforge.gateway.client_words."""
+    refusal = failure.refusal
+    if refusal is not None and (failure.outcome == "refused" or refusal.code is not None):
+        return api_error(refusal, names, failure.message)
+    status, code, words = _OUTCOMES.get(failure.outcome, (500, None, _FAILED))
+    return ApiError(status, words, code=code, detail=failure.message)
 
 
 _OUTCOMES: dict[str, tuple[int, str | None, str]] = {

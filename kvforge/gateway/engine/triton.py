@@ -7,15 +7,14 @@ A stream that a response is just written to is not cancelled: tritonserver 2.51 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.common.refusals import Refusal
-from kvforge.gateway.engine.engine_errors import from_outcome, from_rpc_error, from_triton_error
+from kvforge.gateway.engine.engine_errors import from_failure, from_rpc_error, from_triton_error
 from kvforge.gateway.engine.tensors import MODEL, ResponseTokens, read_response, stop_request
 from kvforge.gateway.errors import ApiError
+from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.response_fields import ERROR
 
 _OPTIONS = (
@@ -59,7 +58,7 @@ class Triton:
                     raise from_triton_error(response.error_message)
                 piece = read_response(response.infer_response)
                 if piece is not None and piece.finish_reason == ERROR:
-                    raise _outcome(piece.stop_reason, names or {})
+                    raise from_failure(Failure.from_json(piece.stop_reason), names or {})
                 if piece is not None:
                     yield piece
             if await call.code() is not grpc.StatusCode.OK:
@@ -110,12 +109,6 @@ class Triton:
             task.cancel()
         await asyncio.gather(*self._stopping, return_exceptions=True)
         await self._channel.close()
-
-
-def _outcome(said: dict[str, Any], names: Mapping[str, str]) -> ApiError:
-    """Of the error that a response holds, see kvforge.serving.stub.responses.failure_arrays."""
-    refusal = None if said["refusal"] is None else Refusal.from_json(said["refusal"])
-    return from_outcome(said["outcome"], said["message"], refusal, names)
 
 
 async def first_piece(triton: Triton, request: service_pb2.ModelInferRequest) -> bool:

@@ -1,6 +1,8 @@
 """How a request ends that does not end well: the error its client gets, and what it is counted as."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvforge.common.errors import RequestError, first_line
 from kvforge.common.refusals import SERVER_ENDS, Refusal
@@ -31,6 +33,17 @@ class Failure:
     @property
     def code(self) -> str:
         return CODES[self.outcome]
+
+    def to_json(self) -> dict[str, Any]:
+        """As data for JSON: what a response says in place of an error."""
+        refusal = None if self.refusal is None else self.refusal.to_json()
+        return {"outcome": self.outcome, "code": self.code, "message": self.message, "refusal": refusal}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Failure":
+        """The inverse of `to_json`."""
+        refusal = data["refusal"]
+        return cls(data["outcome"], data["message"], None if refusal is None else Refusal.from_json(refusal))
 
 
 def failed(outcome: str, refusal: Refusal) -> Failure:

@@ -59,15 +59,11 @@ def add_row(message: RowMessage, active: ActiveRequest, chunk: Chunk) -> None:
 
 def failure_arrays(outputs: Set[str], failure: Failure) -> dict[str, np.ndarray]:
     """A last response that says what went wrong, in place of an error."""
-    refusal = None if failure.refusal is None else failure.refusal.to_json()
-    reason = json.dumps(
-        {"outcome": failure.outcome, "code": failure.code, "message": failure.message, "refusal": refusal}
-    )
     arrays = {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": _int32(0),
         FINISH_REASON: _text(ERROR),
-        STOP_REASON: _text(reason),
+        STOP_REASON: _text(json.dumps(failure.to_json())),
     }
     return {name: array for name, array in arrays.items() if name in outputs}
 

@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import EngineError, RequestError
-from kvforge.common.refusals import Refusal
 from kvforge.serving.contract.failures import (
     CANCELLED,
     CODES,
@@ -286,9 +285,7 @@ class TextServer:
         tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
         if FINISH_REASON not in tensors or tensors[FINISH_REASON].as_numpy().item() != ERROR.encode():
             return None
-        reason = json.loads(tensors[STOP_REASON].as_numpy().item())
-        refusal = reason["refusal"]
-        return Failure(reason["outcome"], reason["message"], None if refusal is None else Refusal.from_json(refusal))
+        return Failure.from_json(json.loads(tensors[STOP_REASON].as_numpy().item()))
 
     def _let_go(self) -> None:
         """Drop the responses of ended calls, oldest first."""
