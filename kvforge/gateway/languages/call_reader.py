@@ -171,11 +171,13 @@ class CallReader:
 
 def _shown(events: list[Event]) -> list[Event]:
     """Without what tells tokens apart."""
-    shown = [
-        dataclasses.replace(event, text=event.text.replace(TOKEN, "")) if isinstance(event, Text | Arguments) else event
-        for event in events
-    ]
-    return [event for event in shown if not isinstance(event, Text) or event.text]
+    shown: list[Event] = []
+    for event in events:
+        if isinstance(event, Text | Arguments) and TOKEN in event.text:
+            event = dataclasses.replace(event, text=event.text.replace(TOKEN, ""))
+        if not isinstance(event, Text) or event.text:
+            shown.append(event)
+    return shown
 
 
 def _uncertain(text: str, marks: tuple[str, ...]) -> int:

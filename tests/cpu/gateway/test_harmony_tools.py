@@ -15,12 +15,11 @@ from kvforge.gateway.languages.call_reader import with_token_marks
 from kvforge.gateway.languages.function import Function
 from kvforge.gateway.languages.tool_formats import formats, recognised
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.runtime.guides.judgement import judged
-from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
 from tests.cpu.gateway.events import cut, put_together
+from tests.cpu.gateway.guided_texts import walked
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 FORMAT = formats()["harmony"]
@@ -126,11 +125,7 @@ def test_guides(tmp_path: Any) -> None:
         return tokenizer.backend.token_to_id(text)
 
     def matches(guide: Any, text: str) -> bool:
-        vocabulary = make_vocabulary(tokenizer, [2])
-        grammar, limits = judged(guide, vocabulary, set(FORMAT.markers).__contains__).accepted()
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        matcher = make_matcher(vocabulary, grammar, limits)
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        return walked(tokenizer, guide, text, frozenset(FORMAT.markers)) == (True, True)
 
     assert FORMAT.writes_reasoning
     free, forced = (make(FUNCTIONS, True, token_of) for make in (FORMAT.free, FORMAT.forced))

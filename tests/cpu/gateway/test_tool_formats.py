@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 from tokenizers import AddedToken
 
 from kvforge.gateway.languages.call_events import Event, Text
@@ -19,8 +18,6 @@ from kvforge.gateway.languages.object_format import ObjectFormat
 from kvforge.gateway.languages.schemas import moved
 from kvforge.gateway.languages.tool_formats import formats, recognised
 from kvforge.gateway.requests.functions import read_tools
-from kvforge.runtime.guides.judgement import judged
-from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.detokenizer import Detokenizer
@@ -28,6 +25,7 @@ from kvforge.runtime.text.stop import StopStrings
 from kvforge.runtime.text.stream import TextStream
 from kvforge.runtime.text.tokenizer import Tokenizer
 from tests.cpu.gateway.events import put_together
+from tests.cpu.gateway.guided_texts import walked
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 OBJECTS = {name: form for name, form in formats().items() if isinstance(form, ObjectFormat)}
@@ -263,12 +261,8 @@ def token_of(tokenizer: Tokenizer):
 
 def matches(tokenizer: Tokenizer, guide, text: str) -> tuple[bool, bool]:
     """Whether a guide lets a text be written, and whether it may end there."""
-    vocabulary = make_vocabulary(tokenizer, [2])
-    special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
-    grammar, limits = judged(guide, vocabulary, special.__contains__).accepted()
-    matcher: LLMatcher = make_matcher(vocabulary, grammar, limits)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    return walked(tokenizer, guide, text, frozenset(token.content for token in added if token.special))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Calls written by a template, read however the text is cut, written again as before; and those that are no JSON
 objects in every other respect, which test_tool_formats.py has for objects."""
 
+import copy
 import json
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -18,12 +20,11 @@ from kvforge.gateway.languages.marked_text import TOKEN
 from kvforge.gateway.languages.tagged_format import TaggedFormat
 from kvforge.gateway.languages.tool_formats import formats, recognised
 from kvforge.gateway.parsed_request import ParsedRequest
-from kvforge.runtime.guides.judgement import judged
-from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import render_conversation
 from tests.cpu.gateway.events import cut, put_together
+from tests.cpu.gateway.guided_texts import walked
 from tests.cpu.gateway.language_templates import TEMPLATES, Written, by_transformers
 from tests.support.models.checkpoints import write_byte_tokenizer
 
@@ -50,10 +51,10 @@ def reader_of(name: str, tokens: tuple[str, ...] = (), forced: bool = False, par
     return AnswerReader(ParsedRequest(b"", (), 1, (), None, False, False, calls=calls))
 
 
-def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Content and calls."""
+def read(reader: AnswerReader, pieces: list[str], said: Iterable[Event] = ()) -> tuple[str, list[tuple[str, str]]]:
+    """Content and calls, those that were said before among them."""
     events: list[Event] = [event for piece in pieces for event in reader.push(piece, False)] + reader.push("", True)
-    reasoning, content, calls = put_together(events)
+    reasoning, content, calls = put_together([*said, *events])
     assert not reasoning
     return content, calls
 
@@ -133,9 +134,11 @@ def test_half_of_what_a_template_writes_loses_nothing(name: str) -> None:
         calls = any_calls(rng, ["<tool"], name not in PLAIN_NAMES)
         text = by_transformers(name, "so: ", calls)
         _, whole = read(reader_of(name), [text])
+        by_letter, said = reader_of(name), list[Event]()
         for end in range(len(text)):
-            content, found = read(reader_of(name), list(text[:end]))
+            content, found = read(copy.deepcopy(by_letter), [], said)
             assert (content, found) == read(reader_of(name), [text[:end]])
+            said += by_letter.push(text[end], False)
             if found:  # and perhaps the beginning of the next one's mark
                 assert content[:3] == "so:" and text[:end].endswith(content[3:]), (text, end)
             else:
@@ -287,12 +290,8 @@ def tokenizer(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def matches(tokenizer: Tokenizer, guide: Any, text: str) -> bool:
     """Whether a guide lets a text be written, and end there."""
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    verdict = judged(guide, make_vocabulary(tokenizer, [2]), {token.content for token in added}.__contains__)
-    grammar, limits = verdict.accepted()
-    matcher = make_matcher(make_vocabulary(tokenizer, [2]), grammar, limits)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    added = frozenset(token.content for token in tokenizer.backend.get_added_tokens_decoder().values())
+    return walked(tokenizer, guide, text, added) == (True, True)
 
 
 @written_otherwise
