@@ -24,8 +24,8 @@ class Sequences:
         params = llama_cpp.llama_context_default_params()
         params.n_seq_max, params.n_ctx, params.n_batch = requests, requests * length, MAX_NUM_TOKENS
         params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
-        self._context = llama_cpp.llama_init_from_model(model, params)
-        if not self._context:
+        self.context = llama_cpp.llama_init_from_model(model, params)
+        if not self.context:
             raise RuntimeError(f"no context of {requests} x {length} tokens")
         self._batch = llama_cpp.llama_batch_init(MAX_NUM_TOKENS, 0, 1)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -37,18 +37,18 @@ class Sequences:
         for index, (sequence, position, token, is_wanted) in enumerate(rows):
             batch.token[index], batch.pos[index], batch.logits[index] = token, position, is_wanted
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
-        if status := llama_cpp.llama_decode(self._context, batch):
+        if status := llama_cpp.llama_decode(self.context, batch):
             raise RuntimeError(f"llama_decode gave {status}")
         wanted = [index for index, row in enumerate(rows) if row[3]]
-        logits = (llama_cpp.llama_get_logits_ith(self._context, index) for index in wanted)
+        logits = (llama_cpp.llama_get_logits_ith(self.context, index) for index in wanted)
         return [int(np.ctypeslib.as_array(row, (self._vocab_size,)).argmax()) for row in logits]
 
     def clear(self) -> None:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def close(self) -> None:
         llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_free(self.context)
 
 
 @llama_cpp.llama_log_callback

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import random
 import threading
+import time
 from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
@@ -27,6 +29,7 @@ def test_a_locked_up_server_is_replaced(engine_dir: Path, tmp_path: Path) -> Non
             client = StreamingClient(running.grpc_url)
             with contextlib.suppress(KvforgeError, InferenceServerException):  # while no server listens
                 next(client.generate("tensorrt_llm", ask("tensorrt_llm", [5, 6, 7], ENDLESS)))
+            time.sleep(random.uniform(0, STEP_S))  # on quiet cores a cancel at once comes at the same time of every step
             client.cancel()
             client.close()
 
