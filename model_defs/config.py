@@ -8,7 +8,7 @@ from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
 from model_defs.records import read_record
-from model_defs.rope_config import RopeConfig
+from model_defs.rope_config import UNROTATED, RopeConfig
 
 MAX_SIZE = 2**31 - 1
 """Of any of a model's sizes: graphs and tables count in 32 bits."""
@@ -35,7 +35,8 @@ class ModelConfig:
     that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
     norms of what attention and MLP add to the residual stream. ``experts`` take the place of some layers' MLPs.
     ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a window, where these
-    have another. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
+    have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate as its owner does.
+    Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
     ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
 
     ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
@@ -86,6 +87,7 @@ class ModelConfig:
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
     attention_sinks: bool = False
+    unrotated_layers: tuple[int, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -144,6 +146,7 @@ class ModelConfig:
             or 0 in self.layer_intermediate_sizes
             or not all(0 <= layer < self.num_layers for layer in experts)
             or list(experts) != sorted(set(experts))
+            or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
@@ -187,10 +190,17 @@ class ModelConfig:
             layer_owners=self.layer_owners[:count],
             layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
             experts=experts,
+            unrotated_layers=tuple(layer for layer in self.unrotated_layers if layer < count),
         )
 
     def rope_of(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate."""
+        return self.rope_of_own(self.owner_of_layer[layer] if self.unrotated_layers else layer)
+
+    def rope_of_own(self, layer: int) -> RopeConfig:
+        """How the heads of a layer rotate where it makes its own K, as all do before a model is cut."""
+        if layer in self.unrotated_layers:
+            return UNROTATED
         return self.local_rope if self.local_rope is not None and self.layer_windows[layer] else self.rope
 
     def head_dim_of(self, layer: int) -> int:
@@ -205,7 +215,11 @@ class ModelConfig:
 
     def rotation_of(self, layer: int) -> tuple[RopeConfig, int]:
         """How the heads of a layer rotate, and how many elements they have, or their part that rotates by itself."""
-        return self.rope_of(layer), self.latent.rope_dim if self.latent else self.head_dim_of(layer)
+        return self.rope_of(layer), self.rotated_dim_of(layer)
+
+    def rotated_dim_of(self, layer: int) -> int:
+        """Elements of a layer's heads, or of their part that rotates by itself."""
+        return self.latent.rope_dim if self.latent else self.head_dim_of(layer)
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:

@@ -23,6 +23,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def _scaled(rope: RopeConfig, periods: Tensor, dim: int) -> Tensor:
     """Return the frequencies of what rotates; ``periods`` ``[dim / 2]`` are positions per radian, unscaled."""
+    if rope.kind == "none":
+        return torch.zeros(dim // 2)
     frequencies = 1.0 / periods
     if rope.kind == "linear":
         return frequencies / rope.factor

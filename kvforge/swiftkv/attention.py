@@ -20,7 +20,7 @@ class SwiftKVAttention(nn.Module):
         super().__init__()
         self.head_shape = (-1, config.head_dim)
         self.window, self.scale = config.layer_windows[layer], config.score_scale(layer)
-        self.rope, _ = config.rotation_of(layer)
+        self.rope, self.teacher_rope = config.rope_of(layer), config.rope_of_own(layer)
         self.is_owner = layer in config.owners
         self.suffix = "_swiftkv" if layer >= config.cut else ""
         self.qk_norm = config.qk_norm
@@ -48,12 +48,12 @@ class SwiftKVAttention(nn.Module):
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
         """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
-        k = layout.rotate(self._heads(x, "k", teacher), self.rope)
+        k = layout.rotate(self._heads(x, "k", teacher), self.teacher_rope if teacher else self.rope)
         return self.cached(k, self._heads(x, "v", teacher))
 
     def query(self, x: Tensor, layout: Layout, teacher: bool = False) -> Tensor:
         """Return rotated Q ``[B, T, heads, head_dim]`` of normalised ``x`` ``[B, T, hidden]``."""
-        return layout.rotate(self._heads(x, "q", teacher), self.rope)
+        return layout.rotate(self._heads(x, "q", teacher), self.teacher_rope if teacher else self.rope)
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""

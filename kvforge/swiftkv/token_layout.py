@@ -28,7 +28,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Layout:
-    """``rotations`` by a model's ``rope_of`` a layer; ``masks`` by attention window: bool ``[B or 1, 1, T, T]`` (true:
+    """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool ``[B or 1, 1, T, T]`` (true:
     attends), or None where plain causal attention says the same."""
 
     rotations: Mapping[RopeConfig, Rotation]
@@ -60,7 +60,7 @@ def make_layout(
         start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
         positions, same = index - start, start[:, :, None] == start[:, None, :]
         longest = int(positions.max()) + 1
-    rotations = {rope: _rotation(rope.for_length(longest), dim, positions) for rope, dim in config.rotations}
+    rotations = _rotations(config, longest, positions)
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
     return Layout(rotations, masks)
 
@@ -70,12 +70,18 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
     tokens."""
     positions, keys = torch.arange(start, end, device=device)[None], torch.arange(end, device=device)
     distance = positions[0, :, None] - keys
-    rotations = {rope: _rotation(rope.for_length(end), dim, positions) for rope, dim in config.rotations}
+    rotations = _rotations(config, end, positions)
     masks: dict[int, Tensor | None] = {
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)
     }
     return Layout(rotations, masks)
+
+
+def _rotations(config: ModelConfig, length: int, positions: Tensor) -> dict[RopeConfig, Rotation]:
+    own = ((config.rope_of_own(layer), config.rotated_dim_of(layer)) for layer in range(config.num_layers))
+    every = dict.fromkeys((*config.rotations, *own))
+    return {rope: _rotation(rope.for_length(length), dim, positions) for rope, dim in every}
 
 
 def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:

@@ -12,6 +12,7 @@ LACKING = {
     "norm_offset": "offsets of norms",
     "activation": "gates other than SiLU",
     "local_rope": "rotations of windows alone",
+    "unrotated_layers": "layers without rotation",
     "attention_scale": "scales of scores",
     "embedding_scale": "scales of embeddings",
     "global_head_dim": "heads of two sizes",

@@ -54,6 +54,7 @@ PARTS = (
     Part(features.EXPERTS, model={"experts": MIXTRAL.experts}),
     Part(features.ACTIVATION, model={"activation": "gelu_tanh"}),
     Part(features.LOCAL_ROPE, model={"local_rope": LLAMA.rope}),
+    Part(features.UNROTATED, model={"unrotated_layers": (3,)}),
     Part(features.SINKS, model={"attention_sinks": True}),
     Part(features.LATENT, model={"latent": DEEPSEEK.latent, "num_kv_heads": 1, "head_dim": DEEPSEEK.head_dim}),
     Part(features.UNEVEN_HEADS, model={"global_head_dim": 256}),
@@ -73,7 +74,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 728
+    assert len(PAIRS) == 764
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:

@@ -57,6 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
         },
     ),
+    "layers without rotation, also above the cut": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0, 1, 0], "num_attention_heads": 6, "use_sliding_window": True, "sliding_window": 24},
+    ),
+    "yarn where not all layers rotate": ("smollm3", {"rope_parameters": YARN, "no_rope_layer_interval": 2}),
     "sinks, yarn that is not truncated": (
         "gpt_oss",
         {

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 """llama.cpp's architecture of each family."""
 
@@ -33,7 +34,7 @@ OWN = {
 }
 """Fields of random checkpoints that files of the family can hold."""
 
-_PERMUTED = ("llama", "mixtral")
+_PERMUTED = ("llama", "mixtral", "smollm3")
 _EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
