@@ -28,8 +28,8 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Layout:
-    """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool ``[B or 1, 1, T, T]`` (true:
-    attends), or None where plain causal attention says the same."""
+    """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool
+    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same."""
 
     rotations: Mapping[RopeConfig, Rotation]
     masks: Mapping[int, Tensor | None]
