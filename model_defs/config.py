@@ -28,16 +28,17 @@ class LayerNorms:
 class ModelConfig:
     """What the graphs need to know of a decoder-only model.
 
-    ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer
-    ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
-    AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
-    be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
-    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
-    norms of what attention and MLP add to the residual stream. ``experts`` take the place of some layers' MLPs.
-    ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a window, where these
-    have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate as its owner does.
-    Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
-    ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
+    ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer ``cut``
+    (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is AcrossKV's G (section
+    3.3): that many consecutive layers above the cut share one K,V; the last group may be smaller. ``layer_windows[i]``
+    is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says that there is a second LM head on
+    the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are norms of what attention and MLP
+    add to the residual stream; without ``pre_norms`` layers have no others, and a cut's single input has none either.
+    With ``qk_norm`` q and k are normed, head by head or, ``qk_norm_whole``, all together. ``experts`` take the place of
+    some layers' MLPs. ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a
+    window, where these have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate
+    as its owner does. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings
+    by ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
 
     ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
     ``cut`` on owns one, and prompt tokens need not run those. ``global_head_dim`` is the size of heads in layers
@@ -67,6 +68,8 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    pre_norms: bool = True
     branch_norms: bool = False
     tie_embeddings: bool = False
     early_exit: bool = False
@@ -147,6 +150,7 @@ class ModelConfig:
             or not all(0 <= layer < self.num_layers for layer in experts)
             or list(experts) != sorted(set(experts))
             or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
+            or (self.latent is not None and not self.pre_norms)
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")

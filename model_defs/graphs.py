@@ -19,7 +19,7 @@ from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.kv_layout import first_page
 from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
-from model_defs.layers import KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
+from model_defs.layers import KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, norm_of_heads, scaled
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_cos_sin, rope_tables
 from plugins.latent_kv_write import latent_kv_write
@@ -120,7 +120,7 @@ class SingleInputKV(nn.Module):
         super().__init__()
         self.head_shape = (config.num_kv_heads, config.head_dim)
         self.num_owners = len(config.upper_owners)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.pre_norms else None
         self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
 
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, ...]]:
@@ -149,8 +149,8 @@ class LowerGraph(PositionedGraph):
                     self.layers[str(owner)] = nn.ModuleDict({"rows": LatentRows(config.latent)})
             if config.qk_norm:
                 for owner in config.upper_owners:
-                    norms = nn.ModuleDict({"k_norm": RMSNorm(config.head_dim, config.rms_norm_eps)})
-                    self.layers[str(owner)] = norms
+                    k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
+                    self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         self.register_positions()
 
     def forward(

@@ -77,6 +77,19 @@ class RMSNorm(BareNorm):
         return self.weight * super().forward(x)
 
 
+class HeadsNorm(RMSNorm):
+    """The same over all heads of a token together: of ``[…, heads, head_dim]``, with as many gains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(-2)).view_as(x)
+
+
+def norm_of_heads(config: ModelConfig, num_heads: int, head_dim: int) -> RMSNorm:
+    """Return the norm of q or k ``[…, num_heads, head_dim]`` as a model has it."""
+    whole = config.qk_norm_whole
+    return (HeadsNorm if whole else RMSNorm)(num_heads * head_dim if whole else head_dim, config.rms_norm_eps)
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return ``x`` times ``factor``, which is rounded to its dtype first: so families were trained."""
     return x if factor == 1.0 else x * float(torch.tensor(factor, dtype=x.dtype))
@@ -223,10 +236,10 @@ class Block(nn.Module):
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
         self.has_own_kv = config.has_own_kv(layer)
-        self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.input_norm = RMSNorm(hidden, config.rms_norm_eps) if config.pre_norms else None
         self.add_projections(config, layer)
         self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias)
-        self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.post_norm = RMSNorm(hidden, config.rms_norm_eps) if config.pre_norms else None
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
             self.experts = MixtureOfExperts(hidden, config.experts)
@@ -252,9 +265,9 @@ class Block(nn.Module):
             self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
         else:
             self.q = Linear(hidden, q_dim, config.qkv_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm = norm_of_heads(config, self.num_heads, self.head_dim) if config.qk_norm else nn.Identity()
         has_k_norm = config.qk_norm and self.has_own_kv
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
+        self.k_norm = norm_of_heads(config, self.num_kv_heads, self.head_dim) if has_k_norm else nn.Identity()
         self.v_norm = BareNorm(config.rms_norm_eps) if config.v_norm else nn.Identity()
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, ...]:
@@ -324,7 +337,7 @@ class Block(nn.Module):
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         if self.has_experts:
-            return self.experts(self.post_norm(hidden), hidden)
+            return self.experts(hidden if self.post_norm is None else self.post_norm(hidden), hidden)
         inner = self.gate_up(hidden, self.post_norm)
         if not self.gate_up.gated:
             inner = gelu_gate(inner)

@@ -211,8 +211,14 @@ def reference_hidden(
         return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps, config.norm_offset)
 
     def heads(x: Tensor, name: str, norm_name: str | None) -> Tensor:
-        y = linear(x, name).unflatten(-1, (-1, config.head_dim_of(layer))).transpose(0, 1)
+        y = linear(x, name)
+        if norm_name is not None and config.qk_norm_whole:
+            y, norm_name = norm(y, norm_name), None
+        y = y.unflatten(-1, (-1, config.head_dim_of(layer))).transpose(0, 1)
         return norm(y, norm_name) if norm_name is not None and config.qk_norm else y
+
+    def before(x: Tensor, name: str) -> Tensor:
+        return norm(x, name) if config.pre_norms else x
 
     def branch(x: Tensor, name: str) -> Tensor:
         return norm(x, name) if config.branch_norms else x
@@ -232,8 +238,8 @@ def reference_hidden(
         above = layer >= config.cut and config.is_swiftkv
         suffix = "_swiftkv" if above else ""
         if layer == config.cut and config.is_swiftkv:
-            single_input = norm(hidden, "model.norm_swiftkv")
-        x = norm(hidden, f"{prefix}.input_layernorm")
+            single_input = before(hidden, "model.norm_swiftkv")
+        x = before(hidden, f"{prefix}.input_layernorm")
         attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
         if config.latent is not None:
             q = _latent_queries(config, linear, weights, x, attention, suffix)
@@ -253,7 +259,7 @@ def reference_hidden(
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks)
         norms = config.layer_norms
         hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
-        x = norm(hidden, f"{prefix}.{norms.before_mlp}")
+        x = before(hidden, f"{prefix}.{norms.before_mlp}")
         run = _experts if config.has_experts(layer) else _mlp
         hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.{norms.of_mlp}")
         if config.per_layer_input:

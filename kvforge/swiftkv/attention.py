@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.norms import make_norm_of_heads
 from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
 
@@ -35,7 +35,7 @@ class SwiftKVAttention(nn.Module):
         for part, size in rows.items():
             self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, size, config.qkv_bias))
             if config.qk_norm and part != "v":
-                self.add_module(f"{part}_norm{suffix}", make_norm(config, config.head_dim))
+                self.add_module(f"{part}_norm{suffix}", make_norm_of_heads(config, size // config.head_dim))
 
     def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
         suffix = "" if teacher else self.suffix

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.latent_attention import SwiftKVLatentAttention
-from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.norms import make_norm, norm_before
 from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from model_defs.experts import ClampedGate, Experts
@@ -97,11 +97,11 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(config, config.hidden_size)
+        self.input_layernorm = norm_before(config)
         attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
         self.self_attn = attention(config, layer, with_teacher)
         self.norms = config.layer_norms
-        self.add_module(self.norms.before_mlp, make_norm(config, config.hidden_size))
+        self.add_module(self.norms.before_mlp, norm_before(config))
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
         self.mlp = SwiftKVExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer, with_teacher) for layer in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
         if config.is_swiftkv:
-            self.norm_swiftkv = make_norm(config, config.hidden_size)
+            self.norm_swiftkv = norm_before(config)
         if config.early_exit:
             self.norm_early_exit = make_norm(config, config.hidden_size)
 

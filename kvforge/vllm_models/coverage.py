@@ -9,6 +9,8 @@ LACKING = {
     "latent": "latent attention",
     "attention_sinks": "attention sinks",
     "branch_norms": "norms of branches",
+    "pre_norms": "layers without norms before them",
+    "qk_norm_whole": "norms of all heads together",
     "norm_offset": "offsets of norms",
     "activation": "gates other than SiLU",
     "local_rope": "rotations of windows alone",

@@ -57,6 +57,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
         },
     ),
+    "norms after, of all heads": ("olmo2", {"num_attention_heads": 6, "head_dim": 10, "attention_bias": True}),
+    "norms after, windows": ("olmo3", {"sliding_window": 24, "num_attention_heads": 5, "num_key_value_heads": 1}),
     "layers without rotation, also above the cut": (
         "smollm3",
         {"no_rope_layers": [0, 1, 0, 1, 0], "num_attention_heads": 6, "use_sliding_window": True, "sliding_window": 24},

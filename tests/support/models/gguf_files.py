@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 """llama.cpp's architecture of each family."""
