@@ -38,7 +38,8 @@ class ModelConfig:
     some layers' MLPs. ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a
     window, where these have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate
     as its owner does. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings
-    by ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
+    by ``embedding_scale``, and what attention and MLP add by ``residual_scale``. Logits are divided by
+    ``logit_divisor``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
 
     ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
     ``cut`` on owns one, and prompt tokens need not run those. ``global_head_dim`` is the size of heads in layers
@@ -78,6 +79,8 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     norm_offset: float = 0.0
     layer_norms: LayerNorms = LayerNorms()
     layer_owners: tuple[int, ...] = ()
@@ -229,6 +232,12 @@ class ModelConfig:
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
         """``rotation_of`` all layers, each once, that of layer 0 first."""
         return tuple(dict.fromkeys(map(self.rotation_of, range(self.num_layers))))
+
+    @property
+    def stream_eps(self) -> float:
+        """The epsilon of norms of the residual stream as graphs have it: divided by ``residual_scale``, so that what
+        layers add to it is not multiplied. Such a norm gives the same."""
+        return self.rms_norm_eps / self.residual_scale**2
 
     def score_scale(self, layer: int) -> float:
         """What a layer's scores are multiplied by before softmax."""

@@ -95,6 +95,18 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * float(torch.tensor(factor, dtype=x.dtype))
 
 
+def to_stream(config: ModelConfig, embedded: Tensor) -> Tensor:
+    """Return the residual stream of embeddings, in the unit of ``config.stream_eps``."""
+    if config.residual_scale == 1.0:
+        return scaled(embedded, config.embedding_scale)
+    return embedded * (config.embedding_scale / config.residual_scale)
+
+
+def divided(config: ModelConfig, logits: Tensor) -> Tensor:
+    """Return logits over the model's ``logit_divisor``."""
+    return logits if config.logit_divisor == 1.0 else logits / config.logit_divisor
+
+
 def capped(logits: Tensor, cap: float) -> Tensor:
     """Return ``logits``, each moved to within ``cap`` of 0 by tanh."""
     return cap * torch.tanh(logits / cap)
@@ -236,10 +248,10 @@ class Block(nn.Module):
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
         self.has_own_kv = config.has_own_kv(layer)
-        self.input_norm = RMSNorm(hidden, config.rms_norm_eps) if config.pre_norms else None
+        self.input_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.add_projections(config, layer)
         self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias)
-        self.post_norm = RMSNorm(hidden, config.rms_norm_eps) if config.pre_norms else None
+        self.post_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
             self.experts = MixtureOfExperts(hidden, config.experts)

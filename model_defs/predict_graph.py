@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_defs.graphs import Embedding
-from model_defs.layers import Block, Linear, Pool, RMSNorm, StepInputs, norm_of_heads, scaled
+from model_defs.layers import Block, Linear, Pool, RMSNorm, StepInputs, norm_of_heads, to_stream
 from model_defs.prediction import MAPS, Prediction
 from model_defs.rope import apply_rope, frequency_buffer, inverse_frequencies, rope_cos_sin
 from model_defs.rope_config import RotaryRows
@@ -30,7 +30,7 @@ class Auxiliary(nn.Module):
         config, last = prediction.auxiliary, prediction.num_layers - 1
         self.embed = Embedding(config)
         layers: dict[str, nn.Module] = {str(layer): Block(config, layer) for layer in range(last)}
-        norms = {"input_norm": RMSNorm(config.hidden_size, config.rms_norm_eps)} if config.pre_norms else {}
+        norms = {"input_norm": RMSNorm(config.hidden_size, config.stream_eps)} if config.pre_norms else {}
         layers[str(last)] = nn.ModuleDict(norms)
         self.layers = nn.ModuleDict(layers)
         maps = {}
@@ -91,7 +91,7 @@ class PredictGraph(nn.Module):
             rotation: rope_cos_sin(positions, self.get_buffer(frequency_buffer(index)))
             for index, rotation in enumerate(base.rotations)
         }
-        hidden = scaled(F.embedding(input_ids, part.embed.weight), config.embedding_scale)
+        hidden = to_stream(config, F.embedding(input_ids, part.embed.weight))
         queries = []
         for layer in range(prediction.num_layers):
             block = part.layers[str(layer)]

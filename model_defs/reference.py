@@ -170,7 +170,7 @@ def reference_early_exit(config: ModelConfig, weights: Mapping[str, Tensor], inp
 
 def _head(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, norm: str, head: str) -> Tensor:
     normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps, config.norm_offset)
-    logits = F.linear(normed, weights[f"{head}.weight"]).float()
+    logits = F.linear(normed, weights[f"{head}.weight"]).float() / config.logit_divisor
     return logits if config.logit_cap is None else config.logit_cap * torch.tanh(logits / config.logit_cap)
 
 
@@ -221,7 +221,7 @@ def reference_hidden(
         return norm(x, name) if config.pre_norms else x
 
     def branch(x: Tensor, name: str) -> Tensor:
-        return norm(x, name) if config.branch_norms else x
+        return (norm(x, name) if config.branch_norms else x) * config.residual_scale
 
     def cached(rows: Tensor) -> Tensor:
         return _cached(rows, k_dtype, None)

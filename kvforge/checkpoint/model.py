@@ -28,7 +28,7 @@ def open_model(path: str | Path) -> Checkpoint:
     family = family_of(checkpoint.hf_config)
     if family is None:
         return checkpoint
-    if is_mxfp4(checkpoint) and not family.stacked:
+    if is_mxfp4(checkpoint) and (not family.stacked or family.stacked_by_outputs):
         raise CheckpointError(
             f"{path} has weights in MXFP4, which {family.model_type} models are not read with; use the unquantized "
             "checkpoint."
@@ -37,7 +37,8 @@ def open_model(path: str | Path) -> Checkpoint:
     checkpoint = _split(checkpoint, family) if family.fused else checkpoint
     config = read_model_config(checkpoint)
     if family.stacked and config.experts is not None:
-        checkpoint = unstack_experts(checkpoint, family.stacked, config.experts.num_experts)
+        count, by_outputs = config.experts.num_experts, family.stacked_by_outputs
+        checkpoint = unstack_experts(checkpoint, family.stacked, count, by_outputs)
     return settle_head(checkpoint, config.tie_embeddings)
 
 

@@ -10,7 +10,7 @@ from kvforge.swiftkv.norms import make_norm, norm_before
 from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from model_defs.experts import ClampedGate, Experts
-from model_defs.layers import scaled
+from model_defs.layers import divided, scaled
 
 
 class MLP(nn.Module):
@@ -105,7 +105,7 @@ class DecoderLayer(nn.Module):
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
         self.mlp = SwiftKVExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
-        self.branch_norms = config.branch_norms
+        self.branch_norms, self.residual_scale = config.branch_norms, config.residual_scale
         for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
             self.add_module(name, make_norm(config, config.hidden_size))
 
@@ -118,7 +118,8 @@ class DecoderLayer(nn.Module):
         return hidden + self._branch(self.mlp(self.get_submodule(self.norms.before_mlp)(hidden)), self.norms.of_mlp)
 
     def _branch(self, x: Tensor, norm: str) -> Tensor:
-        return self.get_submodule(norm)(x) if self.branch_norms else x
+        x = self.get_submodule(norm)(x) if self.branch_norms else x
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
 class Decoder(nn.Module):
@@ -184,12 +185,12 @@ class SwiftKVForCausalLM(nn.Module):
     def head(self, output: Tensor) -> Tensor:
         """Normalised output ``[…, hidden]`` to logits ``[…, vocab]``."""
         if self.sizes.tie_embeddings:
-            return F.linear(output, self.model.embed_tokens.weight)
-        return self.lm_head(output)
+            return divided(self.sizes, F.linear(output, self.model.embed_tokens.weight))
+        return divided(self.sizes, self.lm_head(output))
 
     def early_exit_logits(self, hidden: Tensor) -> Tensor:
         """Residual stream entering the cut layer ``[…, hidden]`` to logits ``[…, vocab]``."""
-        return self.lm_head_early_exit(self.model.norm_early_exit(hidden))
+        return divided(self.sizes, self.lm_head_early_exit(self.model.norm_early_exit(hidden)))
 
     def forward(self, input_ids: Tensor, layout: Layout | None = None) -> Tensor:
         """Return logits ``[B, T, vocab]`` of ``input_ids`` ``[B, T]``."""

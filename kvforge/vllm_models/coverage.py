@@ -17,6 +17,8 @@ LACKING = {
     "unrotated_layers": "layers without rotation",
     "attention_scale": "scales of scores",
     "embedding_scale": "scales of embeddings",
+    "residual_scale": "scales of what layers add",
+    "logit_divisor": "scales of logits",
     "global_head_dim": "heads of two sizes",
     "layer_intermediate_sizes": "MLPs of two sizes",
     "v_norm": "norms of values",
