@@ -8,7 +8,7 @@ from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
 from model_defs.records import read_record
-from model_defs.rope_config import UNROTATED, RopeConfig
+from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
 
 MAX_SIZE = 2**31 - 1
 """Of any of a model's sizes: graphs and tables count in 32 bits."""
@@ -94,6 +94,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
+    query_growth: QueryGrowth | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -153,7 +154,7 @@ class ModelConfig:
             or not all(0 <= layer < self.num_layers for layer in experts)
             or list(experts) != sorted(set(experts))
             or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
-            or (self.latent is not None and not self.pre_norms)
+            or (self.latent is not None and not (self.pre_norms and self.query_growth is None))
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")

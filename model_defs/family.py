@@ -28,7 +28,7 @@ class Family:
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
     and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are ``[experts, outputs,
     inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF files hold the
-    family's models, where they are read. """
+    family's models, where they are read."""
 
     model_type: str
     architecture: str

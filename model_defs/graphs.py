@@ -32,7 +32,7 @@ from model_defs.layers import (
     to_stream,
 )
 from model_defs.per_layer import PerLayerInput
-from model_defs.rope import frequency_buffer, inverse_frequencies, rope_cos_sin, rope_tables
+from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -74,9 +74,12 @@ class PositionedGraph(nn.Module):
         state: tuple[Tensor, ...],
     ) -> tuple[StepInputs, ...]:
         """Return the step as each layer sees it, whose heads have rotations of their own: at ``positions`` ``[T]``."""
-        rotations, policy = self.config.rotations, self.policy_part(state)
+        rotations, policy, growth = self.config.rotations, self.policy_part(state), self.config.query_growth
+        grown = None if growth is None else query_growth(growth, positions)[:, None]
         each = [
-            StepInputs(query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy)
+            StepInputs(
+                query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy, grown
+            )
             for name in map(frequency_buffer, range(len(rotations)))
         ]
         return tuple(each[rotations.index(self.config.rotation_of(layer))] for layer in range(self.config.num_layers))

@@ -39,7 +39,8 @@ class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions, as does ``growth`` ``[T, 1]`` fp32, what queries
+    are multiplied by where the model says so.
     """
 
     query_start: Tensor
@@ -48,6 +49,7 @@ class StepInputs:
     cos: Tensor
     sin: Tensor
     policy: PolicyPart = PolicyPart()
+    growth: Tensor | None = None
 
 
 class BareNorm(nn.Module):
@@ -325,7 +327,8 @@ class Block(nn.Module):
 
     def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> tuple[Tensor, Pool]:
         """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated, and the pool that was read."""
-        q = apply_rope(q, step.cos, step.sin)
+        rotation = (step.cos, step.sin) if step.growth is None else (step.cos * step.growth, step.sin * step.growth)
+        q = apply_rope(q, *rotation)
         policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
         if policy.before_attention is not None:
             pool = policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])

@@ -246,6 +246,9 @@ def reference_hidden(
         else:
             q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
         q = q * (config.score_scale(layer) * q.shape[-1] ** 0.5)  # in place of ``attend``'s
+        if (growth := config.query_growth) is not None:
+            turns = torch.floor(torch.arange(len(input_ids)) / growth.length)
+            q = q * (1 + growth.beta * torch.log(1 + turns))[:, None].to(q.dtype)
         source = single_input if above else x
         if owner == layer and config.latent is not None:
             shared[owner] = _latent_kv(config, linear, weights, source, attention, suffix, cached)

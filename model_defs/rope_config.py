@@ -63,6 +63,15 @@ UNROTATED = RopeConfig(kind="none")
 
 
 @dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by ``1 + beta * ln(1 + floor(p / length))``, that attention to ever more
+    tokens stays as sharp (Llama 4's scaling by temperature)."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True)
 class RotaryRows:
     """The rows of a tensor that holds whole heads of q or k in dim 0: in each ``passed`` elements that stay, and
     ``head_dim`` that ``rope`` knows of. With ``is_last`` no other tensor comes between them and the rotation, and they

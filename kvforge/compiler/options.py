@@ -294,6 +294,7 @@ def features_of(
         (features.EXPERTS, config.experts is not None),
         (features.ACTIVATION, config.activation != "silu"),
         (features.LOCAL_ROPE, config.local_rope is not None),
+        (features.GROWTH, config.query_growth is not None),
         (features.UNROTATED, bool(config.unrotated_layers)),
         (features.SINKS, config.attention_sinks),
         (features.LATENT, config.latent is not None),

@@ -168,6 +168,7 @@ SLIDING_WINDOW = Feature(
 EXPERTS = Feature("a mixture of experts", needs=frozenset({Need.CPU_TARGET}), remedy="", kind=Kind.MODEL)
 ACTIVATION = replace(EXPERTS, name="an activation other than SiLU")
 LOCAL_ROPE = replace(EXPERTS, name="another RoPE in layers with a window")
+GROWTH = replace(EXPERTS, name="queries that grow with their positions")
 UNROTATED = replace(
     EXPERTS,
     name="layers without RoPE",
@@ -300,6 +301,7 @@ def all_features() -> tuple[Feature, ...]:
         EXPERTS,
         ACTIVATION,
         LOCAL_ROPE,
+        GROWTH,
         UNROTATED,
         SINKS,
         LATENT,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
-from model_defs.rope import apply_rope, inverse_frequencies, rope_cos_sin
+from model_defs.rope import apply_rope, inverse_frequencies, query_growth, rope_cos_sin
 from model_defs.rope_config import RopeConfig
 from model_defs.rotary_rows import amplitudes, head_order
 
@@ -29,10 +29,12 @@ class Rotation:
 @dataclass(frozen=True)
 class Layout:
     """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool
-    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same."""
+    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same; ``growth``
+    ``[B or 1, T, 1, 1]`` is what queries are multiplied by, where the model says so."""
 
     rotations: Mapping[RopeConfig, Rotation]
     masks: Mapping[int, Tensor | None]
+    growth: Tensor | None = None
 
     def rotate(self, heads: Tensor, rope: RopeConfig) -> Tensor:
         """Return q or k ``[B, T, heads, head_dim]`` rotated by ``rope``; see ``Rotation``."""
@@ -62,7 +64,7 @@ def make_layout(
         longest = int(positions.max()) + 1
     rotations = _rotations(config, longest, positions)
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
-    return Layout(rotations, masks)
+    return Layout(rotations, masks, _growth(config, positions))
 
 
 def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.device | str = "cpu") -> Layout:
@@ -75,7 +77,12 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)
     }
-    return Layout(rotations, masks)
+    return Layout(rotations, masks, _growth(config, positions))
+
+
+def _growth(config: ModelConfig, positions: Tensor) -> Tensor | None:
+    growth = config.query_growth
+    return None if growth is None else query_growth(growth, positions)[..., None, None]
 
 
 def _rotations(config: ModelConfig, length: int, positions: Tensor) -> dict[RopeConfig, Rotation]:

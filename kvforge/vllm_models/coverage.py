@@ -16,6 +16,7 @@ LACKING = {
     "local_rope": "rotations of windows alone",
     "unrotated_layers": "layers without rotation",
     "attention_scale": "scales of scores",
+    "query_growth": "scales of queries by their positions",
     "embedding_scale": "scales of embeddings",
     "residual_scale": "scales of what layers add",
     "logit_divisor": "scales of logits",

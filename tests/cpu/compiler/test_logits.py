@@ -83,7 +83,19 @@ COMPILED = (PLAIN["llama"], SWIFTKV, AWKWARD, REWIRED["deepseek_v2"])
 """Engines that are compiled here without --full too: no cut; a cut with groups; biases, tied embeddings, a head of 80;
 latents and experts. Of the others torch runs the exported graphs."""
 
-SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "granite", "olmo2", "phi3", "smollm3")
+SESSIONS = (
+    "exaone4",
+    "gemma3_text",
+    "gemma4_text",
+    "glm",
+    "glm4",
+    "gpt_oss",
+    "granite",
+    "ministral3",
+    "olmo2",
+    "phi3",
+    "smollm3",
+)
 """Families whose graphs test_rotations.py runs without compiling them."""
 
 

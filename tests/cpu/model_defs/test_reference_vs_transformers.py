@@ -54,6 +54,9 @@ CASES = {family: (family, {}) for family in ALL_FAMILIES} | {
     "llama-tied-mqa": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 9}),
+    "exaone4-global": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "smollm3-all-rotate": ("smollm3", {"no_rope_layers": [1] * 5}),
+    "granitemoe-odd": ("granitemoe", {"num_local_experts": 5, "num_experts": 5, "num_attention_heads": 6}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
 }
 

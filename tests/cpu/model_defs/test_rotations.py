@@ -64,6 +64,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
         },
     ),
+    "queries that grow": (
+        "ministral3",
+        {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}, "num_attention_heads": 3, "num_key_value_heads": 1},
+    ),
+    "rotation in windows alone": (
+        "exaone4",
+        {"sliding_window": 24, "sliding_window_pattern": 2, "num_attention_heads": 6, "num_key_value_heads": 3},
+    ),
     "multipliers": (
         "granite",
         {**MULTIPLIERS, "num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
