@@ -186,6 +186,9 @@ class MixtureOfExperts(nn.Module):
             self.router_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
             self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner))
             self.down_bias = nn.Parameter(torch.empty(count, hidden_size))
+        self.by_sigmoid = experts.by_sigmoid
+        if self.by_sigmoid:
+            self.score_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
         self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
         self.has_shared = experts.num_shared > 0
         if self.has_shared:
@@ -212,17 +215,41 @@ class MixtureOfExperts(nn.Module):
     def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the chosen experts int32 and what each of them counts, ``[T, num_active]``."""
         num_groups, num_active_groups = self.groups
-        if num_active_groups == num_groups:
+        if self.by_sigmoid:
+            expert_ids, weights = self._route_by_sigmoid(logits)
+        elif num_active_groups == num_groups:
             expert_ids, weights = route_experts(logits, self.num_active, self.normalize)
         else:
             best = logits.unflatten(-1, (num_groups, -1)).amax(-1)
-            groups, _ = route_experts(best, num_active_groups, False)
-            chosen = (groups[:, :, None] == torch.arange(num_groups, device=logits.device)).any(1)
-            of_group = chosen.repeat_interleave(logits.shape[-1] // num_groups, dim=-1)
-            expert_ids, weights = route_experts(logits.masked_fill(~of_group, -torch.inf), self.num_active, True)
+            expert_ids, weights = route_experts(self._of_groups(logits, best), self.num_active, True)
             if not self.normalize:
                 weights = logits.softmax(-1).gather(-1, expert_ids.long())
         return expert_ids, weights if self.scaling == 1.0 else weights * self.scaling
+
+    def _of_groups(self, scores: Tensor, of_groups: Tensor) -> Tensor:
+        """Return ``scores`` ``[T, E]`` of experts in the best of ``of_groups`` ``[T, groups]``, -inf for the others."""
+        num_groups, num_active_groups = self.groups
+        groups, _ = route_experts(of_groups, num_active_groups, False)
+        chosen = (groups[:, :, None] == torch.arange(num_groups, device=scores.device)).any(1)
+        of_group = chosen.repeat_interleave(scores.shape[-1] // num_groups, dim=-1)
+        return scores.masked_fill(~of_group, -torch.inf)
+
+    def _route_by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        num_groups, num_active_groups = self.groups
+        scores = logits.sigmoid()
+        sums = scores + self.score_bias[: logits.shape[1]]
+        if num_active_groups < num_groups:
+            grouped = sums.view(-1, logits.shape[1] // num_groups)
+            best, _ = route_experts(grouped, min(2, grouped.shape[1]), False)
+            sums = self._of_groups(sums, grouped.gather(1, best.long()).sum(-1).view(-1, num_groups))
+        expert_ids, _ = route_experts(sums, self.num_active, False)
+        weights = scores.gather(1, expert_ids.long())
+        if self.normalize:
+            total = weights[:, :1]
+            for index in range(1, self.num_active):  # in this order, whatever the other rows are
+                total = total + weights[:, index, None]
+            weights = weights / (total + 1e-20)
+        return expert_ids, weights
 
     def _inner(self, x: Tensor, expert_ids: Tensor) -> Tensor:
         """What goes into the projections down, ``[T, k, inner]``."""

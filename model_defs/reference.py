@@ -83,14 +83,21 @@ def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor
     return linear(gate * up, f"{name}.down_proj")
 
 
-def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
-    """Every expert on every token; those that the router does not choose have weight 0."""
+def _experts(
+    config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str, bias: Tensor | None
+) -> Tensor:
+    """Every expert on every token; those that the router does not choose have weight 0. ``bias`` ``[experts]`` is added
+    to what is compared of them, where the model has it."""
     assert config.experts is not None
-    probabilities = linear(x, f"{name}.gate").float().softmax(-1)
-    best = probabilities.unflatten(1, (config.experts.num_groups, -1)).amax(-1)
+    logits, kind = linear(x, f"{name}.gate").float(), config.experts
+    probabilities = 1 / (1 + torch.exp(-logits)) if kind.by_sigmoid else logits.softmax(-1)
+    compared = probabilities if bias is None else probabilities + bias.float()
+    in_each = compared.unflatten(1, (kind.num_groups, -1)).sort(descending=True).values
+    best = in_each[..., : 2 if kind.by_sigmoid else 1].sum(-1)
     groups = best.sort(descending=True, stable=True).indices[:, : config.experts.num_active_groups]
     in_groups = torch.zeros_like(best).scatter(1, groups, 1.0)
-    eligible = probabilities * in_groups.repeat_interleave(probabilities.shape[1] // best.shape[1], dim=1)
+    of_group = in_groups.repeat_interleave(probabilities.shape[1] // best.shape[1], dim=1)
+    eligible = compared.masked_fill(of_group == 0, -torch.inf)
     chosen = eligible.sort(descending=True, stable=True).indices[:, : config.experts.num_active]
     weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
     if config.experts.normalize:
@@ -263,8 +270,13 @@ def reference_hidden(
         norms = config.layer_norms
         hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
         x = before(hidden, f"{prefix}.{norms.before_mlp}")
-        run = _experts if config.has_experts(layer) else _mlp
-        hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.{norms.of_mlp}")
+        if config.has_experts(layer):
+            added = _experts(
+                config, linear, x, f"{prefix}.mlp", weights.get(f"{prefix}.mlp.gate.e_score_correction_bias")
+            )
+        else:
+            added = _mlp(config, linear, x, f"{prefix}.mlp")
+        hidden = hidden + branch(added, f"{prefix}.{norms.of_mlp}")
         if config.per_layer_input:
             gate = F.gelu(linear(hidden, f"{prefix}.per_layer_input_gate"), approximate="tanh")
             projected = linear(gate * own_inputs[:, layer], f"{prefix}.per_layer_projection")

@@ -18,6 +18,9 @@ SCALAR_COPIES = 16
 """How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8
 elements for constants of the code."""
 
+FLOAT32 = frozenset({"score_bias"})
+"""Tensors that engines have in float32 whatever they compute in, by the last part of their names."""
+
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
@@ -117,6 +120,8 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
             yield WeightSpec(f"{name}.{part}_bias", biases, count)
     if config.experts.bias:
         yield _copied(f"{name}.router_bias", Source(f"{source}.gate.bias", (count,)))
+    if config.experts.by_sigmoid:
+        yield _copied(f"{name}.score_bias", Source(f"{source}.gate.e_score_correction_bias", (count,)))
     if shared := config.experts.shared_size:
         gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)

@@ -1,14 +1,19 @@
 """The text model of a checkpoint that has parts for images or audio besides."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
 from model_defs import ModelError, text_part
+from model_defs.config_keys import MTP_LAYERS
 from model_defs.text_part import text_tensor
+
+MOST_MTP_LAYERS = 8
 
 
 def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
@@ -26,12 +31,31 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
     return part.renamed(lambda name: text_tensor(name) or name)
 
 
+def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
+    """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
+    as many as config.json says."""
+    extra = _mtp_layers(checkpoint.hf_config)
+    left_out = tuple(f"model.layers.{layer}." for layer in range(num_layers, num_layers + extra))
+    files = {name: file for name, file in checkpoint.file_of_tensor.items() if not name.startswith(left_out)}
+    return replace(checkpoint, file_of_tensor=files) if left_out else checkpoint
+
+
+def _mtp_layers(hf: Mapping[str, Any]) -> int:
+    """Few, whatever a damaged file says."""
+    stated = [value for key in MTP_LAYERS if isinstance(value := hf.get(key), int)]
+    return min(max(stated, default=0), MOST_MTP_LAYERS)
+
+
 def what_is_left_out(path: Path) -> str | None:
-    """Return a sentence for the user of a checkpoint of which only the text part is read; None for any other, and where
-    there is no configuration. Raises CheckpointError where it cannot be read."""
+    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or layers
+    that predict more than the next token; None for any other, and where there is no configuration. Raises
+    CheckpointError where it cannot be read."""
     hf = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
     try:
-        is_whole = text_part(hf) is hf
+        part = text_part(hf)
     except ModelError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return None if is_whole else f"of {path} the text model is read; images and audio are not served"
+    if part is not hf:
+        return f"of {path} the text model is read; images and audio are not served"
+    count = _mtp_layers(hf)
+    return f"of {path} the last {count} layer(s), for multi-token prediction, are not read" if count else None

@@ -42,9 +42,13 @@ class MLP(nn.Module):
 class Router(nn.Module):
     """Logits of the experts; no ``nn.Linear``, as it is not quantized."""
 
-    def __init__(self, hidden: int, num_experts: int, bias: bool = False) -> None:
+    e_score_correction_bias: Tensor
+
+    def __init__(self, hidden: int, num_experts: int, bias: bool = False, has_scores: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden))
+        if has_scores:
+            self.register_buffer("e_score_correction_bias", torch.empty(num_experts))
         self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +63,7 @@ class SwiftKVExperts(nn.Module):
     def __init__(self, hidden: int, sizes: Experts) -> None:
         super().__init__()
         self.sizes = sizes
-        self.gate = Router(hidden, sizes.num_experts, sizes.bias)
+        self.gate = Router(hidden, sizes.num_experts, sizes.bias, sizes.by_sigmoid)
         self.experts = nn.ModuleList(
             MLP(hidden, sizes.intermediate_size, sizes.bias, clamped=sizes.gate) for _ in range(sizes.num_experts)
         )
@@ -69,8 +73,14 @@ class SwiftKVExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape; experts that no token chose do not run."""
         rows = x.flatten(0, -2)
-        probabilities = self.gate(rows).softmax(-1)
-        weights, chosen = self._eligible(probabilities).topk(self.sizes.num_active, dim=-1)
+        logits = self.gate(rows)
+        if self.sizes.by_sigmoid:
+            probabilities = logits.sigmoid()
+            compared = probabilities + self.gate.e_score_correction_bias.float()
+            chosen = self._eligible(compared).topk(self.sizes.num_active, dim=-1).indices
+            weights = probabilities.gather(-1, chosen)
+        else:
+            weights, chosen = self._eligible(logits.softmax(-1)).topk(self.sizes.num_active, dim=-1)
         if self.sizes.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights * self.sizes.scaling
@@ -82,14 +92,15 @@ class SwiftKVExperts(nn.Module):
         return total.view_as(x)
 
     def _eligible(self, probabilities: Tensor) -> Tensor:
-        """The probabilities of experts in the groups whose best is best, and 0 for the others."""
+        """The probabilities of experts in the groups whose best is best, or whose two best, and -inf for the others."""
         sizes = self.sizes
         if sizes.num_groups == sizes.num_active_groups:
             return probabilities
         groups = probabilities.unflatten(-1, (sizes.num_groups, -1))
-        best = groups.amax(-1).topk(sizes.num_active_groups, dim=-1).indices
+        of_groups = groups.sort(descending=True).values[..., : 2 if sizes.by_sigmoid else 1].sum(-1)
+        best = of_groups.topk(sizes.num_active_groups, dim=-1).indices
         chosen = torch.zeros_like(groups[..., 0]).scatter(-1, best, 1.0)
-        return (groups * chosen[..., None]).flatten(-2)
+        return groups.masked_fill(chosen[..., None] == 0, -torch.inf).flatten(-2)
 
 
 class DecoderLayer(nn.Module):

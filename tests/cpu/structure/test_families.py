@@ -18,6 +18,8 @@ WRITTEN_OUT = {
     "perf/engine/scheduler.py",
     "perf/peers/prepare.py",
     "perf/harness/random_checkpoint.py",
+    "kvforge/gateway/languages/tool_formats/deepseek_v3.py",
+    "kvforge/gateway/languages/tool_formats/deepseek_v31.py",
     "kvforge/gateway/languages/tool_formats/granite.py",
     "kvforge/gateway/languages/tool_formats/mistral.py",
     "kvforge/checkpoint/gguf/pre_tokenizers.py",

@@ -54,6 +54,9 @@ SMALL: dict[str, Any] = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
     "embedding_multiplier": 1.7,
     "attention_multiplier": 0.3,
     "residual_multiplier": 0.6,
@@ -104,6 +107,7 @@ def make_checkpoint(
     fields = copy.deepcopy({**SMALL, **overrides})  # transformers writes into its arguments
     if hasattr(config_class, "kv_lora_rank"):
         fields["num_key_value_heads"] = fields["num_attention_heads"]
+        fields["head_dim"] = fields["qk_rope_head_dim"]
     config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -126,6 +130,8 @@ def randomize(model: torch.nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(1 + 0.2 * torch.randn(buffer.shape))
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.1 * torch.randn(buffer.shape))
 
 
 def add_early_exit(path: Path, seed: int) -> None:
