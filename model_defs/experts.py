@@ -36,7 +36,7 @@ class Experts:
     ``num_groups`` groups of neighbours, and a token chooses within the ``num_active_groups`` whose best is best.
     ``by_sigmoid`` a logit's sigmoid is in place of its probability, and what is chosen is that of the greatest sums of
     it and the expert's own bias, groups by the two best of each (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With
-    ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation. """
+    ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation."""
 
     num_experts: int
     num_active: int

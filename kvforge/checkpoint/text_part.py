@@ -1,10 +1,9 @@
 """The text model of a checkpoint that has parts for images or audio besides."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from kvforge.checkpoint.opening import open_checkpoint
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
@@ -34,16 +33,17 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
 def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
     as many as config.json says."""
-    extra = _mtp_layers(checkpoint.hf_config)
-    left_out = tuple(f"model.layers.{layer}." for layer in range(num_layers, num_layers + extra))
-    files = {name: file for name, file in checkpoint.file_of_tensor.items() if not name.startswith(left_out)}
+    left_out = _of_mtp_layers(checkpoint, num_layers)
+    files = {name: file for name, file in checkpoint.file_of_tensor.items() if name not in left_out}
     return replace(checkpoint, file_of_tensor=files) if left_out else checkpoint
 
 
-def _mtp_layers(hf: Mapping[str, Any]) -> int:
-    """Few, whatever a damaged file says."""
-    stated = [value for key in MTP_LAYERS if isinstance(value := hf.get(key), int)]
-    return min(max(stated, default=0), MOST_MTP_LAYERS)
+def _of_mtp_layers(checkpoint: Checkpoint, num_layers: int) -> set[str]:
+    """The tensors of such layers."""
+    hf = checkpoint.hf_config
+    count = max((value for key in MTP_LAYERS if isinstance(value := hf.get(key), int)), default=0)
+    prefixes = tuple(f"model.layers.{num_layers + index}." for index in range(min(count, MOST_MTP_LAYERS)))
+    return {name for name in checkpoint.file_of_tensor if name.startswith(prefixes)} if prefixes else set()
 
 
 def what_is_left_out(path: Path) -> str | None:
@@ -57,5 +57,8 @@ def what_is_left_out(path: Path) -> str | None:
         raise CheckpointError(f"{path}: {error}") from None
     if part is not hf:
         return f"of {path} the text model is read; images and audio are not served"
-    count = _mtp_layers(hf)
-    return f"of {path} the last {count} layer(s), for multi-token prediction, are not read" if count else None
+    num_layers = hf.get("num_hidden_layers")
+    if not isinstance(num_layers, int) or not any(hf.get(key) for key in MTP_LAYERS):
+        return None
+    names = sorted({".".join(name.split(".")[:3]) for name in _of_mtp_layers(open_checkpoint(path), num_layers)})
+    return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None
