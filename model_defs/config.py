@@ -8,7 +8,7 @@ from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
 from model_defs.records import read_record
-from model_defs.rope_config import RopeConfig
+from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
 
 MAX_SIZE = 2**31 - 1
 """Of any of a model's sizes: graphs and tables count in 32 bits."""
@@ -28,15 +28,18 @@ class LayerNorms:
 class ModelConfig:
     """What the graphs need to know of a decoder-only model.
 
-    ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer
-    ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
-    AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
-    be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
-    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
-    norms of what attention and MLP add to the residual stream. ``experts`` take the place of some layers' MLPs.
-    ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a window, where these
-    have another. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
-    ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
+    ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer ``cut``
+    (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is AcrossKV's G (section
+    3.3): that many consecutive layers above the cut share one K,V; the last group may be smaller. ``layer_windows[i]``
+    is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says that there is a second LM head on
+    the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are norms of what attention and MLP
+    add to the residual stream; without ``pre_norms`` layers have no others, and a cut's single input has none either.
+    With ``qk_norm`` q and k are normed, head by head or, ``qk_norm_whole``, all together. ``experts`` take the place of
+    some layers' MLPs. ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a
+    window, where these have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate
+    as its owner does. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings
+    by ``embedding_scale``, and what attention and MLP add by ``residual_scale``. Logits are divided by
+    ``logit_divisor``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
 
     ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
     ``cut`` on owns one, and prompt tokens need not run those. ``global_head_dim`` is the size of heads in layers
@@ -66,6 +69,8 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    pre_norms: bool = True
     branch_norms: bool = False
     tie_embeddings: bool = False
     early_exit: bool = False
@@ -74,6 +79,8 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     norm_offset: float = 0.0
     layer_norms: LayerNorms = LayerNorms()
     layer_owners: tuple[int, ...] = ()
@@ -86,6 +93,8 @@ class ModelConfig:
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
     attention_sinks: bool = False
+    unrotated_layers: tuple[int, ...] = ()
+    query_growth: QueryGrowth | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -144,6 +153,8 @@ class ModelConfig:
             or 0 in self.layer_intermediate_sizes
             or not all(0 <= layer < self.num_layers for layer in experts)
             or list(experts) != sorted(set(experts))
+            or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
+            or (self.latent is not None and not (self.pre_norms and self.query_growth is None))
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
@@ -187,10 +198,17 @@ class ModelConfig:
             layer_owners=self.layer_owners[:count],
             layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
             experts=experts,
+            unrotated_layers=tuple(layer for layer in self.unrotated_layers if layer < count),
         )
 
     def rope_of(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate."""
+        return self.rope_of_own(self.owner_of_layer[layer] if self.unrotated_layers else layer)
+
+    def rope_of_own(self, layer: int) -> RopeConfig:
+        """How the heads of a layer rotate where it makes its own K, as all do before a model is cut."""
+        if layer in self.unrotated_layers:
+            return UNROTATED
         return self.local_rope if self.local_rope is not None and self.layer_windows[layer] else self.rope
 
     def head_dim_of(self, layer: int) -> int:
@@ -205,12 +223,22 @@ class ModelConfig:
 
     def rotation_of(self, layer: int) -> tuple[RopeConfig, int]:
         """How the heads of a layer rotate, and how many elements they have, or their part that rotates by itself."""
-        return self.rope_of(layer), self.latent.rope_dim if self.latent else self.head_dim_of(layer)
+        return self.rope_of(layer), self.rotated_dim_of(layer)
+
+    def rotated_dim_of(self, layer: int) -> int:
+        """Elements of a layer's heads, or of their part that rotates by itself."""
+        return self.latent.rope_dim if self.latent else self.head_dim_of(layer)
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
         """``rotation_of`` all layers, each once, that of layer 0 first."""
         return tuple(dict.fromkeys(map(self.rotation_of, range(self.num_layers))))
+
+    @property
+    def stream_eps(self) -> float:
+        """The epsilon of norms of the residual stream as graphs have it: divided by ``residual_scale``, so that what
+        layers add to it is not multiplied. Such a norm gives the same."""
+        return self.rms_norm_eps / self.residual_scale**2
 
     def score_scale(self, layer: int) -> float:
         """What a layer's scores are multiplied by before softmax."""

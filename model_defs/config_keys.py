@@ -24,6 +24,9 @@ USED = frozenset({
 FIXED: Mapping[str, tuple[Any, ...]] = {"per_layer_config": ({},), "is_encoder_decoder": (False,)}
 """The values of each key that change nothing, in every family; null is one more."""
 
+MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys that say how many layers behind the model's predict more than the next token."""
+
 _TRAINING, _HEADS = "for training only", "for classification heads"
 _OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
 _LOADING = "where the file came from, or who wrote it"
@@ -58,6 +61,7 @@ IGNORED: Mapping[str, str] = {
     "use_cache": "an engine always has a cache",
     **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), _EXPERTS),
     "num_global_key_value_heads": "read with attention_k_eq_v, which is fixed",
+    **dict.fromkeys(MTP_LAYERS, "layers that predict more than one token are left out, and a note says so"),
     "pad_token_id": "sequences are packed and never padded",
 }
 """Why each of these keys changes nothing."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model_defs.errors import ModelError
-from model_defs.fields import require_int
+from model_defs.fields import number, optional_flag, optional_int, require_int
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,9 @@ class Experts:
     ``scaling``. ``layers`` have a mixture in place of their MLP, ascending; all others are as in a model without one.
     Every token goes to ``num_shared`` more experts, which are one MLP of as many times the size. The experts are in
     ``num_groups`` groups of neighbours, and a token chooses within the ``num_active_groups`` whose best is best.
-    With ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation.
-    """
+    ``by_sigmoid`` a logit's sigmoid is in place of its probability, and what is chosen is that of the greatest sums of
+    it and the expert's own bias, groups by the two best of each (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With
+    ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation."""
 
     num_experts: int
     num_active: int
@@ -47,6 +48,7 @@ class Experts:
     num_groups: int = 1
     num_active_groups: int = 1
     bias: bool = False
+    by_sigmoid: bool = False
     gate: ClampedGate | None = None
 
     def __post_init__(self) -> None:
@@ -80,3 +82,32 @@ def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:
     if len(counts) > 1:
         raise ModelError(f"{names[0]} and {names[1]} of config.json differ; they are one number.")
     return counts.pop()
+
+
+def experts_by_sigmoid(hf: Mapping[str, Any], count: int, shared: int) -> Experts | None:
+    """Return the mixture of the layers from ``first_k_dense_replace`` on, of ``count`` experts and ``shared`` ones
+    unless config.json says otherwise; None where no layer has one. Raises ModelError."""
+    num_layers = require_int(hf, "num_hidden_layers")
+    layers = range(optional_int(hf, "first_k_dense_replace", 0, minimum=0), num_layers)
+    if not layers:
+        return None
+    return Experts(
+        num_experts=optional_int(hf, "n_routed_experts", optional_int(hf, "num_local_experts", count)),
+        num_active=optional_int(hf, "num_experts_per_tok", 8),
+        intermediate_size=require_int(hf, "moe_intermediate_size"),
+        normalize=optional_flag(hf, "norm_topk_prob", True),
+        layers=tuple(layers),
+        scaling=number(hf.get("routed_scaling_factor", 1.0), "routed_scaling_factor", 1e-6, 1e6),
+        num_shared=optional_int(hf, "n_shared_experts", shared, minimum=0),
+        num_groups=optional_int(hf, "n_group", 1),
+        num_active_groups=optional_int(hf, "topk_group", 1),
+        by_sigmoid=True,
+    )
+
+
+READS_BY_SIGMOID = (
+    *("n_routed_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+)
+FIXED_BY_SIGMOID = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+"""Keys that ``experts_by_sigmoid`` reads, and those whose other values are other mixtures."""

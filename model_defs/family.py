@@ -23,11 +23,12 @@ class Family:
     ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
     ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides those of ``model_defs.config_keys``, and
     ``fixed`` keys that the family's models in transformers obey and here do not, with the values that change nothing;
-    ``ignored`` are those of ``model_defs.config_keys.USED`` that change nothing in this family, and why.
-    ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
+    ``ignored`` are those of ``model_defs.config_keys.USED`` that change nothing in this family, and why. ``stacked``
+    are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
-    and ``_scales`` the weights in MXFP4. ``gguf`` says how GGUF files hold the family's models, where they are read.
-    """
+    and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are ``[experts, outputs,
+    inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF files hold the
+    family's models, where they are read."""
 
     model_type: str
     architecture: str
@@ -38,6 +39,7 @@ class Family:
     is_rewired: bool = True
     text_part_of: tuple[str, ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    stacked_by_outputs: bool = False
     reads: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

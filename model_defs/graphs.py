@@ -19,9 +19,20 @@ from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.kv_layout import first_page
 from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
-from model_defs.layers import KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
+from model_defs.layers import (
+    KVScales,
+    Linear,
+    PolicyPart,
+    Pool,
+    RMSNorm,
+    StepInputs,
+    capped,
+    divided,
+    norm_of_heads,
+    to_stream,
+)
 from model_defs.per_layer import PerLayerInput
-from model_defs.rope import frequency_buffer, inverse_frequencies, rope_cos_sin, rope_tables
+from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -63,9 +74,12 @@ class PositionedGraph(nn.Module):
         state: tuple[Tensor, ...],
     ) -> tuple[StepInputs, ...]:
         """Return the step as each layer sees it, whose heads have rotations of their own: at ``positions`` ``[T]``."""
-        rotations, policy = self.config.rotations, self.policy_part(state)
+        rotations, policy, growth = self.config.rotations, self.policy_part(state), self.config.query_growth
+        grown = None if growth is None else query_growth(growth, positions)[:, None]
         each = [
-            StepInputs(query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy)
+            StepInputs(
+                query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy, grown
+            )
             for name in map(frequency_buffer, range(len(rotations)))
         ]
         return tuple(each[rotations.index(self.config.rotation_of(layer))] for layer in range(self.config.num_layers))
@@ -120,7 +134,7 @@ class SingleInputKV(nn.Module):
         super().__init__()
         self.head_shape = (config.num_kv_heads, config.head_dim)
         self.num_owners = len(config.upper_owners)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.stream_eps) if config.pre_norms else None
         self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
 
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, ...]]:
@@ -149,8 +163,8 @@ class LowerGraph(PositionedGraph):
                     self.layers[str(owner)] = nn.ModuleDict({"rows": LatentRows(config.latent)})
             if config.qk_norm:
                 for owner in config.upper_owners:
-                    norms = nn.ModuleDict({"k_norm": RMSNorm(config.head_dim, config.rms_norm_eps)})
-                    self.layers[str(owner)] = norms
+                    k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
+                    self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         self.register_positions()
 
     def forward(
@@ -172,7 +186,7 @@ class LowerGraph(PositionedGraph):
         """
         config = self.config
         steps = self.steps(positions, query_start, kv_length, page_table, state)
-        hidden = scaled(F.embedding(input_ids, self.embed.weight), config.embedding_scale)
+        hidden = to_stream(config, F.embedding(input_ids, self.embed.weight))
         own_inputs = None if self.per_layer is None else self.per_layer(input_ids, hidden)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
@@ -226,7 +240,7 @@ class UpperGraph(PositionedGraph):
         self.layers = make_blocks(config, range(config.cut, config.num_layers))
         num_own = config.num_layers - config.cut if config.per_layer_input else 0
         self.widths = [config.hidden_size, *[config.per_layer_input] * num_own]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.stream_eps)
         head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
         if config.tie_embeddings:
             self.embed = head
@@ -267,7 +281,7 @@ class UpperGraph(PositionedGraph):
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
         head = self.embed if config.tie_embeddings else self.lm_head
-        logits: Tensor = head(hidden, self.norm)
+        logits = divided(config, head(hidden, self.norm))
         return self.results(logits if config.logit_cap is None else capped(logits, config.logit_cap), pools)
 
 
@@ -277,13 +291,14 @@ class EarlyExitGraph(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.config = config
+        self.norm_early_exit = RMSNorm(config.hidden_size, config.stream_eps)
         self.lm_head_early_exit = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
 
     def forward(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors; arguments as ``UpperGraph``'s."""
-        logits: Tensor = self.lm_head_early_exit(hidden.index_select(0, survivor_index), self.norm_early_exit)
-        return logits
+        logits = self.lm_head_early_exit(hidden.index_select(0, survivor_index), self.norm_early_exit)
+        return divided(self.config, logits)
 
 
 class VerifyGraph(nn.Module):

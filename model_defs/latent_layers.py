@@ -106,7 +106,7 @@ class LatentInput(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.latent is not None
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.stream_eps)
         self.kv = Linear(config.hidden_size, len(config.upper_owners) * config.latent.width, False)
         self.num_owners = len(config.upper_owners)
 

@@ -39,7 +39,8 @@ class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions, as does ``growth`` ``[T, 1]`` fp32, what queries
+    are multiplied by where the model says so.
     """
 
     query_start: Tensor
@@ -48,6 +49,7 @@ class StepInputs:
     cos: Tensor
     sin: Tensor
     policy: PolicyPart = PolicyPart()
+    growth: Tensor | None = None
 
 
 class BareNorm(nn.Module):
@@ -77,9 +79,34 @@ class RMSNorm(BareNorm):
         return self.weight * super().forward(x)
 
 
+class HeadsNorm(RMSNorm):
+    """The same over all heads of a token together: of ``[…, heads, head_dim]``, with as many gains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(-2)).view_as(x)
+
+
+def norm_of_heads(config: ModelConfig, num_heads: int, head_dim: int) -> RMSNorm:
+    """Return the norm of q or k ``[…, num_heads, head_dim]`` as a model has it."""
+    whole = config.qk_norm_whole
+    return (HeadsNorm if whole else RMSNorm)(num_heads * head_dim if whole else head_dim, config.rms_norm_eps)
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return ``x`` times ``factor``, which is rounded to its dtype first: so families were trained."""
     return x if factor == 1.0 else x * float(torch.tensor(factor, dtype=x.dtype))
+
+
+def to_stream(config: ModelConfig, embedded: Tensor) -> Tensor:
+    """Return the residual stream of embeddings, in the unit of ``config.stream_eps``."""
+    if config.residual_scale == 1.0:
+        return scaled(embedded, config.embedding_scale)
+    return embedded * (config.embedding_scale / config.residual_scale)
+
+
+def divided(config: ModelConfig, logits: Tensor) -> Tensor:
+    """Return logits over the model's ``logit_divisor``."""
+    return logits if config.logit_divisor == 1.0 else logits / config.logit_divisor
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
@@ -159,6 +186,9 @@ class MixtureOfExperts(nn.Module):
             self.router_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
             self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner))
             self.down_bias = nn.Parameter(torch.empty(count, hidden_size))
+        self.by_sigmoid = experts.by_sigmoid
+        if self.by_sigmoid:
+            self.score_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
         self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
         self.has_shared = experts.num_shared > 0
         if self.has_shared:
@@ -185,17 +215,41 @@ class MixtureOfExperts(nn.Module):
     def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the chosen experts int32 and what each of them counts, ``[T, num_active]``."""
         num_groups, num_active_groups = self.groups
-        if num_active_groups == num_groups:
+        if self.by_sigmoid:
+            expert_ids, weights = self._route_by_sigmoid(logits)
+        elif num_active_groups == num_groups:
             expert_ids, weights = route_experts(logits, self.num_active, self.normalize)
         else:
             best = logits.unflatten(-1, (num_groups, -1)).amax(-1)
-            groups, _ = route_experts(best, num_active_groups, False)
-            chosen = (groups[:, :, None] == torch.arange(num_groups, device=logits.device)).any(1)
-            of_group = chosen.repeat_interleave(logits.shape[-1] // num_groups, dim=-1)
-            expert_ids, weights = route_experts(logits.masked_fill(~of_group, -torch.inf), self.num_active, True)
+            expert_ids, weights = route_experts(self._of_groups(logits, best), self.num_active, True)
             if not self.normalize:
                 weights = logits.softmax(-1).gather(-1, expert_ids.long())
         return expert_ids, weights if self.scaling == 1.0 else weights * self.scaling
+
+    def _of_groups(self, scores: Tensor, of_groups: Tensor) -> Tensor:
+        """Return ``scores`` ``[T, E]`` of experts in the best of ``of_groups`` ``[T, groups]``, -inf for the others."""
+        num_groups, num_active_groups = self.groups
+        groups, _ = route_experts(of_groups, num_active_groups, False)
+        chosen = (groups[:, :, None] == torch.arange(num_groups, device=scores.device)).any(1)
+        of_group = chosen.repeat_interleave(scores.shape[-1] // num_groups, dim=-1)
+        return scores.masked_fill(~of_group, -torch.inf)
+
+    def _route_by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        num_groups, num_active_groups = self.groups
+        scores = logits.sigmoid()
+        sums = scores + self.score_bias[: logits.shape[1]]
+        if num_active_groups < num_groups:
+            grouped = sums.view(-1, logits.shape[1] // num_groups)
+            best, _ = route_experts(grouped, min(2, grouped.shape[1]), False)
+            sums = self._of_groups(sums, grouped.gather(1, best.long()).sum(-1).view(-1, num_groups))
+        expert_ids, _ = route_experts(sums, self.num_active, False)
+        weights = scores.gather(1, expert_ids.long())
+        if self.normalize:
+            total = weights[:, :1]
+            for index in range(1, self.num_active):  # in this order, whatever the other rows are
+                total = total + weights[:, index, None]
+            weights = weights / (total + 1e-20)
+        return expert_ids, weights
 
     def _inner(self, x: Tensor, expert_ids: Tensor) -> Tensor:
         """What goes into the projections down, ``[T, k, inner]``."""
@@ -223,10 +277,10 @@ class Block(nn.Module):
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
         self.has_own_kv = config.has_own_kv(layer)
-        self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.input_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.add_projections(config, layer)
         self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias)
-        self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.post_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
             self.experts = MixtureOfExperts(hidden, config.experts)
@@ -252,9 +306,9 @@ class Block(nn.Module):
             self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
         else:
             self.q = Linear(hidden, q_dim, config.qkv_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm = norm_of_heads(config, self.num_heads, self.head_dim) if config.qk_norm else nn.Identity()
         has_k_norm = config.qk_norm and self.has_own_kv
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
+        self.k_norm = norm_of_heads(config, self.num_kv_heads, self.head_dim) if has_k_norm else nn.Identity()
         self.v_norm = BareNorm(config.rms_norm_eps) if config.v_norm else nn.Identity()
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, ...]:
@@ -300,7 +354,8 @@ class Block(nn.Module):
 
     def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> tuple[Tensor, Pool]:
         """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated, and the pool that was read."""
-        q = apply_rope(q, step.cos, step.sin)
+        rotation = (step.cos, step.sin) if step.growth is None else (step.cos * step.growth, step.sin * step.growth)
+        q = apply_rope(q, *rotation)
         policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
         if policy.before_attention is not None:
             pool = policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
@@ -324,7 +379,7 @@ class Block(nn.Module):
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         if self.has_experts:
-            return self.experts(self.post_norm(hidden), hidden)
+            return self.experts(hidden if self.post_norm is None else self.post_norm(hidden), hidden)
         inner = self.gate_up(hidden, self.post_norm)
         if not self.gate_up.gated:
             inner = gelu_gate(inner)

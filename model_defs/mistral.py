@@ -18,4 +18,6 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=windows_from_layer_types(hf, 0))
 
 
-FAMILY = Family(MODEL_TYPE, "MistralForCausalLM", from_hf, reads=("sliding_window", "layer_types"))
+FAMILY = Family(
+    MODEL_TYPE, "MistralForCausalLM", from_hf, text_part_of=("mistral3",), reads=("sliding_window", "layer_types")
+)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_defs.graphs import Embedding
-from model_defs.layers import Block, Linear, Pool, RMSNorm, StepInputs, scaled
+from model_defs.layers import Block, Linear, Pool, RMSNorm, StepInputs, norm_of_heads, to_stream
 from model_defs.prediction import MAPS, Prediction
 from model_defs.rope import apply_rope, frequency_buffer, inverse_frequencies, rope_cos_sin
 from model_defs.rope_config import RotaryRows
@@ -30,8 +30,8 @@ class Auxiliary(nn.Module):
         config, last = prediction.auxiliary, prediction.num_layers - 1
         self.embed = Embedding(config)
         layers: dict[str, nn.Module] = {str(layer): Block(config, layer) for layer in range(last)}
-        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        layers[str(last)] = nn.ModuleDict({"input_norm": norm})
+        norms = {"input_norm": RMSNorm(config.hidden_size, config.stream_eps)} if config.pre_norms else {}
+        layers[str(last)] = nn.ModuleDict(norms)
         self.layers = nn.ModuleDict(layers)
         maps = {}
         for layer in sorted(set(prediction.layers)):
@@ -56,7 +56,7 @@ class PredictGraph(nn.Module):
         base = prediction.base
         if base.qk_norm:
             norms = {
-                str(owner): nn.ModuleDict({"k_norm": RMSNorm(base.head_dim, base.rms_norm_eps)})
+                str(owner): nn.ModuleDict({"k_norm": norm_of_heads(base, base.num_kv_heads, base.head_dim)})
                 for owner in base.owners
             }
             self.layers = nn.ModuleDict(norms)
@@ -91,11 +91,11 @@ class PredictGraph(nn.Module):
             rotation: rope_cos_sin(positions, self.get_buffer(frequency_buffer(index)))
             for index, rotation in enumerate(base.rotations)
         }
-        hidden = scaled(F.embedding(input_ids, part.embed.weight), config.embedding_scale)
+        hidden = to_stream(config, F.embedding(input_ids, part.embed.weight))
         queries = []
         for layer in range(prediction.num_layers):
             block = part.layers[str(layer)]
-            norm = block.input_norm if layer < prediction.num_layers - 1 else block["input_norm"]
+            norm = block.input_norm if config.pre_norms else None
             owners = readers(prediction, layer)
             if owners:
                 chunks = part.maps[str(layer)](hidden, norm).chunk(2 * len(owners), dim=-1)

@@ -49,7 +49,7 @@ class Prediction:
 
 def check_runs(prediction: Prediction) -> None:
     """Raise ModelError where no engine runs the auxiliary model, however it is built."""
-    if prediction.auxiliary.attention_scale is not None:
+    if prediction.auxiliary.attention_scale is not None or prediction.auxiliary.query_growth is not None:
         raise ModelError("An engine's auxiliary model attends with the usual scale; choose another one.")
     if prediction.num_layers < 2:
         raise ModelError(

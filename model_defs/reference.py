@@ -83,14 +83,21 @@ def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor
     return linear(gate * up, f"{name}.down_proj")
 
 
-def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
-    """Every expert on every token; those that the router does not choose have weight 0."""
+def _experts(
+    config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str, bias: Tensor | None
+) -> Tensor:
+    """Every expert on every token; those that the router does not choose have weight 0. ``bias`` ``[experts]`` is added
+    to what is compared of them, where the model has it."""
     assert config.experts is not None
-    probabilities = linear(x, f"{name}.gate").float().softmax(-1)
-    best = probabilities.unflatten(1, (config.experts.num_groups, -1)).amax(-1)
+    logits, kind = linear(x, f"{name}.gate").float(), config.experts
+    probabilities = 1 / (1 + torch.exp(-logits)) if kind.by_sigmoid else logits.softmax(-1)
+    compared = probabilities if bias is None else probabilities + bias.float()
+    in_each = compared.unflatten(1, (kind.num_groups, -1)).sort(descending=True).values
+    best = in_each[..., : 2 if kind.by_sigmoid else 1].sum(-1)
     groups = best.sort(descending=True, stable=True).indices[:, : config.experts.num_active_groups]
     in_groups = torch.zeros_like(best).scatter(1, groups, 1.0)
-    eligible = probabilities * in_groups.repeat_interleave(probabilities.shape[1] // best.shape[1], dim=1)
+    of_group = in_groups.repeat_interleave(probabilities.shape[1] // best.shape[1], dim=1)
+    eligible = compared.masked_fill(of_group == 0, -torch.inf)
     chosen = eligible.sort(descending=True, stable=True).indices[:, : config.experts.num_active]
     weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
     if config.experts.normalize:
@@ -170,7 +177,7 @@ def reference_early_exit(config: ModelConfig, weights: Mapping[str, Tensor], inp
 
 def _head(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, norm: str, head: str) -> Tensor:
     normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps, config.norm_offset)
-    logits = F.linear(normed, weights[f"{head}.weight"]).float()
+    logits = F.linear(normed, weights[f"{head}.weight"]).float() / config.logit_divisor
     return logits if config.logit_cap is None else config.logit_cap * torch.tanh(logits / config.logit_cap)
 
 
@@ -211,11 +218,17 @@ def reference_hidden(
         return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps, config.norm_offset)
 
     def heads(x: Tensor, name: str, norm_name: str | None) -> Tensor:
-        y = linear(x, name).unflatten(-1, (-1, config.head_dim_of(layer))).transpose(0, 1)
+        y = linear(x, name)
+        if norm_name is not None and config.qk_norm_whole:
+            y, norm_name = norm(y, norm_name), None
+        y = y.unflatten(-1, (-1, config.head_dim_of(layer))).transpose(0, 1)
         return norm(y, norm_name) if norm_name is not None and config.qk_norm else y
 
+    def before(x: Tensor, name: str) -> Tensor:
+        return norm(x, name) if config.pre_norms else x
+
     def branch(x: Tensor, name: str) -> Tensor:
-        return norm(x, name) if config.branch_norms else x
+        return (norm(x, name) if config.branch_norms else x) * config.residual_scale
 
     def cached(rows: Tensor) -> Tensor:
         return _cached(rows, k_dtype, None)
@@ -232,14 +245,17 @@ def reference_hidden(
         above = layer >= config.cut and config.is_swiftkv
         suffix = "_swiftkv" if above else ""
         if layer == config.cut and config.is_swiftkv:
-            single_input = norm(hidden, "model.norm_swiftkv")
-        x = norm(hidden, f"{prefix}.input_layernorm")
+            single_input = before(hidden, "model.norm_swiftkv")
+        x = before(hidden, f"{prefix}.input_layernorm")
         attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
         if config.latent is not None:
             q = _latent_queries(config, linear, weights, x, attention, suffix)
         else:
             q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
         q = q * (config.score_scale(layer) * q.shape[-1] ** 0.5)  # in place of ``attend``'s
+        if (growth := config.query_growth) is not None:
+            turns = torch.floor(torch.arange(len(input_ids)) / growth.length)
+            q = q * (1 + growth.beta * torch.log(1 + turns))[:, None].to(q.dtype)
         source = single_input if above else x
         if owner == layer and config.latent is not None:
             shared[owner] = _latent_kv(config, linear, weights, source, attention, suffix, cached)
@@ -253,9 +269,14 @@ def reference_hidden(
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks)
         norms = config.layer_norms
         hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
-        x = norm(hidden, f"{prefix}.{norms.before_mlp}")
-        run = _experts if config.has_experts(layer) else _mlp
-        hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.{norms.of_mlp}")
+        x = before(hidden, f"{prefix}.{norms.before_mlp}")
+        if config.has_experts(layer):
+            added = _experts(
+                config, linear, x, f"{prefix}.mlp", weights.get(f"{prefix}.mlp.gate.e_score_correction_bias")
+            )
+        else:
+            added = _mlp(config, linear, x, f"{prefix}.mlp")
+        hidden = hidden + branch(added, f"{prefix}.{norms.of_mlp}")
         if config.per_layer_input:
             gate = F.gelu(linear(hidden, f"{prefix}.per_layer_input_gate"), approximate="tanh")
             projected = linear(gate * own_inputs[:, layer], f"{prefix}.per_layer_projection")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from model_defs.rope_config import RopeConfig
+from model_defs.rope_config import QueryGrowth, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -23,6 +23,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def _scaled(rope: RopeConfig, periods: Tensor, dim: int) -> Tensor:
     """Return the frequencies of what rotates; ``periods`` ``[dim / 2]`` are positions per radian, unscaled."""
+    if rope.kind == "none":
+        return torch.zeros(dim // 2)
     frequencies = 1.0 / periods
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -68,6 +70,11 @@ def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor
     """Return cos and sin, each ``[…, T, head_dim / 2]`` fp32, for ``positions`` ``[…, T]``."""
     angles = positions.float()[..., None] * inverse_frequencies
     return angles.cos(), angles.sin()
+
+
+def query_growth(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """Return what queries at ``positions`` ``[…, T]`` are multiplied by, fp32 of the same shape."""
+    return 1 + growth.beta * (1 + positions // growth.length).float().log()
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ from model_defs.errors import ModelError
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Parameters of the rotary embedding; ``kind`` is ``default``, ``linear``, ``llama3``, ``yarn``, ``longrope`` or
-    ``proportional``.
+    """Parameters of the rotary embedding; ``kind`` is ``default``, ``linear``, ``llama3``, ``yarn``, ``longrope``,
+    ``proportional`` or ``none``.
 
     The first ``partial`` of each head rotates, the rest passes through: element i with i plus half of what rotates, or
     2i with 2i + 1 where it is ``interleaved``. What rotates is multiplied by ``amplitude``. ``longrope`` divides by
@@ -56,6 +56,19 @@ class RopeConfig:
                     f"RoPE scaling 'longrope' has {count} numbers as its {name.removesuffix('s')}; "
                     f"{rotary_dim} rotated elements of a head need {rotary_dim // 2}."
                 )
+
+
+UNROTATED = RopeConfig(kind="none")
+"""Of heads that do not rotate."""
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by ``1 + beta * ln(1 + floor(p / length))``, that attention to ever more
+    tokens stays as sharp (Llama 4's scaling by temperature)."""
+
+    beta: float
+    length: int
 
 
 @dataclass(frozen=True)

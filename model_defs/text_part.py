@@ -19,14 +19,15 @@ both."""
 def text_part(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the contents of a ``config.json`` say of the text model, as its family's own checkpoints have it; all
     of it where there is no other part. Raises ModelError where there is no text part of that family."""
-    family = next((family for family in families().values() if hf.get("model_type") in family.text_part_of), None)
-    if family is None:
+    known = {family.model_type: family for family in families().values() if hf.get("model_type") in family.text_part_of}
+    if not known:
         return hf
-    part = hf.get("text_config")
-    if not isinstance(part, Mapping) or part.get("model_type", family.model_type) != family.model_type:
+    part, only = hf.get("text_config"), next(iter(known)) if len(known) == 1 else None
+    family = known.get(part.get("model_type", only)) if isinstance(part, Mapping) else None
+    if family is None or not isinstance(part, Mapping):
         raise ModelError(
             f"text_config is {reprlib.repr(part)} in config.json; a {hf['model_type']} model needs an object with the "
-            f"fields of {family.model_type}."
+            f"fields of {' or '.join(known)}."
         )
     shared = {name: hf[name] for name in SHARED if hf.get(name) is not None}
     return {**part, **shared, "model_type": family.model_type, "architectures": [family.architecture]}

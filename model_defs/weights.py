@@ -18,6 +18,9 @@ SCALAR_COPIES = 16
 """How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8
 elements for constants of the code."""
 
+FLOAT32 = frozenset({"score_bias"})
+"""Tensors that engines have in float32 whatever they compute in, by the last part of their names."""
+
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
@@ -117,6 +120,8 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
             yield WeightSpec(f"{name}.{part}_bias", biases, count)
     if config.experts.bias:
         yield _copied(f"{name}.router_bias", Source(f"{source}.gate.bias", (count,)))
+    if config.experts.by_sigmoid:
+        yield _copied(f"{name}.score_bias", Source(f"{source}.gate.e_score_correction_bias", (count,)))
     if shared := config.experts.shared_size:
         gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
@@ -132,9 +137,10 @@ def _attention(config: ModelConfig, layer: int, name: str, source: str, suffix: 
         projections += [(f"{source}.k_proj", kv_dim), (f"{source}.v_proj", kv_dim)]
     yield from _linear(f"{name}.{'qkv' if has_own_kv else 'q'}", projections, hidden, config.qkv_bias)
     if config.qk_norm:
-        yield _norm(f"{name}.q_norm", f"{source}.q_norm{suffix}", config.head_dim_of(layer))
+        of_head, whole = config.head_dim_of(layer), config.qk_norm_whole
+        yield _norm(f"{name}.q_norm", f"{source}.q_norm{suffix}", q_dim if whole else of_head)
         if layer in config.owners:
-            yield _norm(f"{name}.k_norm", f"{source}.k_norm{suffix}", config.head_dim_of(layer))
+            yield _norm(f"{name}.k_norm", f"{source}.k_norm{suffix}", kv_dim if whole else of_head)
 
 
 def _latent_attention(
@@ -231,7 +237,8 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         name, source = f"layers.{layer}", f"model.layers.{layer}"
         attention = f"{source}.self_attn"
         suffix, inner = "_swiftkv" if layer >= config.cut and config.is_swiftkv else "", config.intermediate_of(layer)
-        yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
+        if config.pre_norms:
+            yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
         if config.latent is None:
             yield from _attention(config, layer, name, attention, suffix)
         else:
@@ -241,7 +248,8 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         if config.branch_norms:
             yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
             yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
-        yield _norm(f"{name}.post_norm", f"{source}.{config.layer_norms.before_mlp}", hidden)
+        if config.pre_norms:
+            yield _norm(f"{name}.post_norm", f"{source}.{config.layer_norms.before_mlp}", hidden)
         yield from _extras(config, name, source)
         if config.has_experts(layer):
             yield from _experts(config, f"{name}.experts", f"{source}.mlp")
@@ -250,7 +258,8 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)
         yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)
     if config.is_swiftkv:
-        yield _norm("single_input.norm", "model.norm_swiftkv", hidden)
+        if config.pre_norms:
+            yield _norm("single_input.norm", "model.norm_swiftkv", hidden)
         parts = ("k_proj", "v_proj") if config.latent is None else ("kv_a_proj_with_mqa",)
         leaders = [
             (f"model.layers.{owner}.self_attn.{part}_swiftkv", config.kv_dim)

@@ -7,7 +7,7 @@ from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.head import check_head, settle_head
 from kvforge.checkpoint.stacked import is_mxfp4, unstack_experts
-from kvforge.checkpoint.text_part import text_part_of
+from kvforge.checkpoint.text_part import text_part_of, without_mtp
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
@@ -28,7 +28,7 @@ def open_model(path: str | Path) -> Checkpoint:
     family = family_of(checkpoint.hf_config)
     if family is None:
         return checkpoint
-    if is_mxfp4(checkpoint) and not family.stacked:
+    if is_mxfp4(checkpoint) and (not family.stacked or family.stacked_by_outputs):
         raise CheckpointError(
             f"{path} has weights in MXFP4, which {family.model_type} models are not read with; use the unquantized "
             "checkpoint."
@@ -36,8 +36,10 @@ def open_model(path: str | Path) -> Checkpoint:
     checkpoint = checkpoint.renamed(family.weight_name)
     checkpoint = _split(checkpoint, family) if family.fused else checkpoint
     config = read_model_config(checkpoint)
+    checkpoint = without_mtp(checkpoint, config.num_layers)
     if family.stacked and config.experts is not None:
-        checkpoint = unstack_experts(checkpoint, family.stacked, config.experts.num_experts)
+        count, by_outputs = config.experts.num_experts, family.stacked_by_outputs
+        checkpoint = unstack_experts(checkpoint, family.stacked, count, by_outputs)
     return settle_head(checkpoint, config.tie_embeddings)
 
 

@@ -24,7 +24,8 @@ class Place:
 @dataclass(frozen=True)
 class ExpertPiece:
     """The outputs ``part``, ``part + parts``, … of one expert in a tensor of ``num_experts``: a bias, a weight, or one
-    in MXFP4 where there are ``scales``."""
+    in MXFP4 where there are ``scales``. With ``by_outputs`` it is a weight of which outputs are rows, and those of a
+    part follow each other."""
 
     stored: Place
     num_experts: int
@@ -32,6 +33,7 @@ class ExpertPiece:
     part: int
     parts: int
     is_bias: bool = False
+    by_outputs: bool = False
     scales: Place | None = None
 
     @property
@@ -49,6 +51,9 @@ class ExpertPiece:
         if self.is_bias:
             self._check(shape, 2)
             return (len(range(self.part, shape[1], self.parts)),), dtype
+        if self.by_outputs:
+            self._check(shape, 3)
+            return (shape[1] // self.parts, shape[2]), dtype
         if self.scales is None:
             self._check(shape, 3)
             return (len(range(self.part, shape[2], self.parts)), shape[1]), dtype
@@ -83,6 +88,8 @@ class ExpertPiece:
         self.layout()
         with safe_open(self.stored.file, framework="pt") as file:
             own: Tensor = file.get_slice(self.stored.name)[self.expert]
+        if self.by_outputs:
+            return own.chunk(self.parts)[self.part].contiguous()
         if self.scales is None:
             own = own[..., self.part :: self.parts]
             return own.contiguous() if self.is_bias else own.T.contiguous()
@@ -105,16 +112,17 @@ class ExpertPiece:
 
 
 def unstack_experts(
-    checkpoint: Checkpoint, stacked: Sequence[tuple[str, Sequence[str]]], num_experts: int
+    checkpoint: Checkpoint, stacked: Sequence[tuple[str, Sequence[str]]], num_experts: int, by_outputs: bool = False
 ) -> Checkpoint:
     """Return the checkpoint with each tensor of ``stacked``, such as ``mlp.experts.gate_up_proj``, as those of each
-    expert; what is stored expert by expert stays as it is.
+    expert; what is stored expert by expert stays as it is. ``by_outputs`` as in a family's ``stacked_by_outputs``.
 
     Raises:
         CheckpointError: a tensor is stored both ways, or in MXFP4 without its scales.
     """
     files, pieces = dict(checkpoint.file_of_tensor), dict(checkpoint.pieces)
-    endings = {f".{tensor}{kind}": (parts, kind) for tensor, parts in stacked for kind in ("", "_bias", "_blocks")}
+    kinds = ("",) if by_outputs else ("", "_bias", "_blocks")
+    endings = {f".{tensor}{kind}": (parts, kind) for tensor, parts in stacked for kind in kinds}
     for name in checkpoint.file_of_tensor:
         ending = next((ending for ending in endings if name.endswith(ending)), None)
         if ending is None:
@@ -133,7 +141,8 @@ def unstack_experts(
                     )
                 stored = _place(checkpoint, name)
                 files[new] = stored.file
-                pieces[new] = ExpertPiece(stored, num_experts, expert, part, len(parts), kind == "_bias", scales)
+                is_bias, count = kind == "_bias", len(parts)
+                pieces[new] = ExpertPiece(stored, num_experts, expert, part, count, is_bias, by_outputs, scales)
         for read in (name, f"{whole}_scales") if scales is not None else (name,):
             del files[read]
     hf = checkpoint.hf_config

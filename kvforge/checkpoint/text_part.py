@@ -3,12 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+from kvforge.checkpoint.opening import open_checkpoint
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
 from model_defs import ModelError, text_part
+from model_defs.config_keys import MTP_LAYERS
 from model_defs.text_part import text_tensor
+
+MOST_MTP_LAYERS = 8
 
 
 def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
@@ -26,12 +30,35 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
     return part.renamed(lambda name: text_tensor(name) or name)
 
 
+def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
+    """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
+    as many as config.json says."""
+    left_out = _of_mtp_layers(checkpoint, num_layers)
+    files = {name: file for name, file in checkpoint.file_of_tensor.items() if name not in left_out}
+    return replace(checkpoint, file_of_tensor=files) if left_out else checkpoint
+
+
+def _of_mtp_layers(checkpoint: Checkpoint, num_layers: int) -> set[str]:
+    """The tensors of such layers."""
+    hf = checkpoint.hf_config
+    count = max((value for key in MTP_LAYERS if isinstance(value := hf.get(key), int)), default=0)
+    prefixes = tuple(f"model.layers.{num_layers + index}." for index in range(min(count, MOST_MTP_LAYERS)))
+    return {name for name in checkpoint.file_of_tensor if name.startswith(prefixes)} if prefixes else set()
+
+
 def what_is_left_out(path: Path) -> str | None:
-    """Return a sentence for the user of a checkpoint of which only the text part is read; None for any other, and where
-    there is no configuration. Raises CheckpointError where it cannot be read."""
+    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or layers
+    that predict more than the next token; None for any other, and where there is no configuration. Raises
+    CheckpointError where it cannot be read."""
     hf = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
     try:
-        is_whole = text_part(hf) is hf
+        part = text_part(hf)
     except ModelError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return None if is_whole else f"of {path} the text model is read; images and audio are not served"
+    if part is not hf:
+        return f"of {path} the text model is read; images and audio are not served"
+    num_layers = hf.get("num_hidden_layers")
+    if not isinstance(num_layers, int) or not any(hf.get(key) for key in MTP_LAYERS):
+        return None
+    names = sorted({".".join(name.split(".")[:3]) for name in _of_mtp_layers(open_checkpoint(path), num_layers)})
+    return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None

@@ -24,7 +24,7 @@ from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 from model_defs.rotary_rows import engine_rows, factors_of_rows, order_of_rows
-from model_defs.weights import Source, WeightSpec, weight_specs
+from model_defs.weights import FLOAT32, Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.int4_steps import SteppedCodes, in_steps, join_steps, round_in_steps
 from plugins.packed_linear.packing import IN_STEPS, INT4, WITH_ZEROS
@@ -89,8 +89,9 @@ def convert_weights(
                 specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
                 sources[f"{layer}.{name}"] = partial(packed.take, name)
         if layer not in layers or weight.name == EMBEDDING:
-            specs.append(TensorSpec(weight.name, weight.shape, dtype))
-            sources[weight.name] = partial(fuse, origin, weight, dtype, of_model)
+            stored = torch.float32 if weight.name.rpartition(".")[2] in FLOAT32 else dtype
+            specs.append(TensorSpec(weight.name, weight.shape, stored))
+            sources[weight.name] = partial(fuse, origin, weight, stored, of_model)
 
     written, total = 0, sum(spec.num_bytes for spec in specs)
 

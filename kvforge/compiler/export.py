@@ -17,6 +17,7 @@ from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.predict_graph import PredictGraph, frequencies_of
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
+from model_defs.weights import FLOAT32
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
@@ -40,7 +41,8 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=options.torch_dtype, device=device)
+                dtype = torch.float32 if name in FLOAT32 else options.torch_dtype
+                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     for index, (rope, head_dim) in enumerate(config.rotations):
         if (name := frequency_buffer(index)) in module._buffers:

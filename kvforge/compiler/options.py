@@ -294,6 +294,8 @@ def features_of(
         (features.EXPERTS, config.experts is not None),
         (features.ACTIVATION, config.activation != "silu"),
         (features.LOCAL_ROPE, config.local_rope is not None),
+        (features.GROWTH, config.query_growth is not None),
+        (features.UNROTATED, bool(config.unrotated_layers)),
         (features.SINKS, config.attention_sinks),
         (features.LATENT, config.latent is not None),
         (features.UNEVEN_HEADS, bool(config.layer_head_dims)),

@@ -168,6 +168,12 @@ SLIDING_WINDOW = Feature(
 EXPERTS = Feature("a mixture of experts", needs=frozenset({Need.CPU_TARGET}), remedy="", kind=Kind.MODEL)
 ACTIVATION = replace(EXPERTS, name="an activation other than SiLU")
 LOCAL_ROPE = replace(EXPERTS, name="another RoPE in layers with a window")
+GROWTH = replace(EXPERTS, name="queries that grow with their positions")
+UNROTATED = replace(
+    EXPERTS,
+    name="layers without RoPE",
+    limits={Need.ONE_ROTATION: _no("some layers do not rotate")},
+)
 SINKS = Feature(
     "attention sinks",
     needs=frozenset({Need.CPU_TARGET}),
@@ -251,6 +257,8 @@ def needs_of(policy: KVPolicy) -> frozenset[Need]:
     implied = {Need.OWN_CACHE, Need.OWN_ENGINE} if policy.name != Full.name else set()
     if type(policy).layer_insertion is not KVPolicy.layer_insertion:
         implied.add(Need.INSERTION)
+        if policy.layer_insertion().needs_positions:
+            implied.add(Need.ONE_ROTATION)
     return policy.needs | implied
 
 
@@ -293,6 +301,8 @@ def all_features() -> tuple[Feature, ...]:
         EXPERTS,
         ACTIVATION,
         LOCAL_ROPE,
+        GROWTH,
+        UNROTATED,
         SINKS,
         LATENT,
         UNEVEN_HEADS,

@@ -40,6 +40,7 @@ class Need(Enum):
     HALF_BYTES = "two numbers in a byte of the cache"
     TWO_FORMATS = "K and V in formats of their own"
     CACHE_POSITIONS = "keys rotated at their index in the cache"
+    ONE_ROTATION = "one rotation of all layers"
     STATIC_SCALES = "scales that are fixed when an engine is built"
     OWN_LAYERS = "layers that all make K,V of their own, of one size"
     INSERTION = "an operator before attention, or in its place"

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvforge.common.errors import KvforgeError
 from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
-from kvforge.rewire.projections import normalise, read_projection
+from kvforge.rewire.projections import input_eps, normalise, read_projection
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs.prediction import MAPS, Prediction
 
@@ -59,7 +59,7 @@ def fit_maps(
 
     def read(layer: int, sample: int) -> Tensor:
         """The normed input of an auxiliary layer ``[T, hidden]``, float64."""
-        return normalise(inputs["auxiliary"].read(layer, sample), auxiliary.config.rms_norm_eps) * gains[layer]
+        return normalise(inputs["auxiliary"].read(layer, sample), input_eps(auxiliary.config)) * gains[layer]
 
     for done, owner in enumerate(prediction.base.owners):
         progress("fitting", done, len(prediction.base.owners))

@@ -40,11 +40,10 @@ def new_tensors(
     Latent attention has two matrices one after the other in their place, with a norm between, of which ``fold`` takes
     the owner's own, as other layers' latents are numbered in another way.
 
-    norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, gains of 1 for the other two, whose weights
-    have the gains in them (so a gain of zero divides nothing). The early exit's norm and head are ``fitted``, or else
-    the final norm and the LM head. Biases and k_norm are the owner's own for ``copy``, else
-    means. Making one that is not finite raises CheckpointError.
-    """
+    norm_swiftkv, which there is where layers norm their input, is layer ``cut``'s input norm for ``copy`` and ``mean``,
+    gains of 1 for the other two, whose weights have the gains in them (so a gain of zero divides nothing). The early
+    exit's norm and head are ``fitted``, or else the final norm and the LM head. Biases and k_norm are the owner's own
+    for ``copy``, else means. Making one that is not finite raises CheckpointError."""
     new: New = {}
 
     def add(name: str, like: str, make: Callable[[], Tensor]) -> None:
@@ -63,12 +62,17 @@ def new_tensors(
         group = [owner] if is_alone else list(group_of(owner, config))
         for name in kv_names:
             teacher = f"model.layers.{owner}.self_attn.{name}"
-            fold = init == "fold" and name.endswith(("k_proj.weight", "v_proj.weight", "kv_a_proj_with_mqa.weight"))
+            fold = (
+                init == "fold"
+                and config.pre_norms
+                and name.endswith(("k_proj.weight", "v_proj.weight", "kv_a_proj_with_mqa.weight"))
+            )
             make = fitted.get(student_name(teacher), partial(_mean, source, group, name, fold))
             add(student_name(teacher), teacher, make)
     gain = f"model.layers.{config.cut}.input_layernorm.weight"
     one = 1 - config.norm_offset
-    add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", *FITTED_INITS) else read(gain))
+    if config.pre_norms:
+        add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", *FITTED_INITS) else read(gain))
     if config.early_exit:
         head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
         add(EXIT_NORM, "model.norm.weight", fitted.get(EXIT_NORM, lambda: read("model.norm.weight")))

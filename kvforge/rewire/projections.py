@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from kvforge.rewire.source import PlainCheckpoint
+from model_defs import ModelConfig
 
 
-def normalise(hidden: Tensor, eps: float) -> Tensor:
-    """Return ``hidden`` ``[T, hidden]`` over its root mean square in float64: RMSNorm with a gain of ones."""
+def normalise(hidden: Tensor, eps: float | None) -> Tensor:
+    """Return ``hidden`` ``[T, hidden]`` over its root mean square in float64: RMSNorm with a gain of ones. It stays as
+    it is where ``eps`` is None."""
     wide = hidden.double()
+    if eps is None:
+        return wide
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -18,13 +22,14 @@ def normalise(hidden: Tensor, eps: float) -> Tensor:
 class KeyValueProjection:
     """A layer's K and V before rotation and k_norm, side by side, from the residual stream entering it; float64.
 
-    ``weight`` ``[2 * kv_dim, hidden]``, ``bias`` ``[2 * kv_dim]`` or None, ``gain`` ``[hidden]`` of the layer's norm.
+    ``weight`` ``[2 * kv_dim, hidden]``, ``bias`` ``[2 * kv_dim]`` or None, ``gain`` ``[hidden]`` of the layer's norm;
+    gains are 1, and ``eps`` None, where it has none.
     """
 
     weight: Tensor
     bias: Tensor | None
     gain: Tensor
-    eps: float
+    eps: float | None
 
     @property
     def folded(self) -> Tensor:
@@ -48,9 +53,14 @@ def read_projection(source: PlainCheckpoint, layer: int, device: torch.device | 
     def pair(kind: str) -> Tensor:
         return torch.cat([read(f"self_attn.{part}_proj.{kind}") for part in ("k", "v")])
 
-    weight, gain = pair("weight"), read("input_layernorm.weight") + config.norm_offset
-    bias = pair("bias") if config.qkv_bias else None
-    return KeyValueProjection(weight, bias, gain, config.rms_norm_eps)
+    weight, bias = pair("weight"), pair("bias") if config.qkv_bias else None
+    gain = read("input_layernorm.weight") + config.norm_offset if config.pre_norms else weight.new_ones(weight.shape[1])
+    return KeyValueProjection(weight, bias, gain, input_eps(config))
+
+
+def input_eps(config: ModelConfig) -> float | None:
+    """Return the epsilon of a layer's norm of its input; None where it has none."""
+    return config.rms_norm_eps if config.pre_norms else None
 
 
 def average(projections: list[KeyValueProjection]) -> tuple[Tensor, Tensor | None]:

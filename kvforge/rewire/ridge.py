@@ -13,7 +13,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.rewire.initialise import group_of, student_name
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
-from kvforge.rewire.projections import KeyValueProjection, average, normalise, read_projection
+from kvforge.rewire.projections import KeyValueProjection, average, input_eps, normalise, read_projection
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
 
@@ -62,7 +62,7 @@ class CutFit:
         combine: Combine = mean_target,
     ) -> None:
         self.inputs, self.cut, self.device, self.combine = inputs, cut, device, combine
-        self.eps = source.config.rms_norm_eps
+        self.eps = input_eps(source.config)
         self.sums = InputSums(source.config.hidden_size, source.config.qkv_bias, device)
         for sample in inputs.fitted:
             self.sums.add(self.single_input(sample))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.norms import make_norm_of_heads
 from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
 
@@ -20,7 +20,7 @@ class SwiftKVAttention(nn.Module):
         super().__init__()
         self.head_shape = (-1, config.head_dim)
         self.window, self.scale = config.layer_windows[layer], config.score_scale(layer)
-        self.rope, _ = config.rotation_of(layer)
+        self.rope, self.teacher_rope = config.rope_of(layer), config.rope_of_own(layer)
         self.is_owner = layer in config.owners
         self.suffix = "_swiftkv" if layer >= config.cut else ""
         self.qk_norm = config.qk_norm
@@ -35,7 +35,7 @@ class SwiftKVAttention(nn.Module):
         for part, size in rows.items():
             self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, size, config.qkv_bias))
             if config.qk_norm and part != "v":
-                self.add_module(f"{part}_norm{suffix}", make_norm(config, config.head_dim))
+                self.add_module(f"{part}_norm{suffix}", make_norm_of_heads(config, size // config.head_dim))
 
     def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
         suffix = "" if teacher else self.suffix
@@ -48,12 +48,13 @@ class SwiftKVAttention(nn.Module):
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
         """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
-        k = layout.rotate(self._heads(x, "k", teacher), self.rope)
+        k = layout.rotate(self._heads(x, "k", teacher), self.teacher_rope if teacher else self.rope)
         return self.cached(k, self._heads(x, "v", teacher))
 
     def query(self, x: Tensor, layout: Layout, teacher: bool = False) -> Tensor:
         """Return rotated Q ``[B, T, heads, head_dim]`` of normalised ``x`` ``[B, T, hidden]``."""
-        return layout.rotate(self._heads(x, "q", teacher), self.rope)
+        q = layout.rotate(self._heads(x, "q", teacher), self.teacher_rope if teacher else self.rope)
+        return q if layout.growth is None else q * layout.growth.to(q.dtype)
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""

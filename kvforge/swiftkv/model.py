@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.latent_attention import SwiftKVLatentAttention
-from kvforge.swiftkv.norms import make_norm
+from kvforge.swiftkv.norms import make_norm, norm_before
 from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from model_defs.experts import ClampedGate, Experts
-from model_defs.layers import scaled
+from model_defs.layers import divided, scaled
 
 
 class MLP(nn.Module):
@@ -42,9 +42,13 @@ class MLP(nn.Module):
 class Router(nn.Module):
     """Logits of the experts; no ``nn.Linear``, as it is not quantized."""
 
-    def __init__(self, hidden: int, num_experts: int, bias: bool = False) -> None:
+    e_score_correction_bias: Tensor
+
+    def __init__(self, hidden: int, num_experts: int, bias: bool = False, has_scores: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden))
+        if has_scores:
+            self.register_buffer("e_score_correction_bias", torch.empty(num_experts))
         self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +63,7 @@ class SwiftKVExperts(nn.Module):
     def __init__(self, hidden: int, sizes: Experts) -> None:
         super().__init__()
         self.sizes = sizes
-        self.gate = Router(hidden, sizes.num_experts, sizes.bias)
+        self.gate = Router(hidden, sizes.num_experts, sizes.bias, sizes.by_sigmoid)
         self.experts = nn.ModuleList(
             MLP(hidden, sizes.intermediate_size, sizes.bias, clamped=sizes.gate) for _ in range(sizes.num_experts)
         )
@@ -69,8 +73,14 @@ class SwiftKVExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape; experts that no token chose do not run."""
         rows = x.flatten(0, -2)
-        probabilities = self.gate(rows).softmax(-1)
-        weights, chosen = self._eligible(probabilities).topk(self.sizes.num_active, dim=-1)
+        logits = self.gate(rows)
+        if self.sizes.by_sigmoid:
+            probabilities = logits.sigmoid()
+            compared = probabilities + self.gate.e_score_correction_bias.float()
+            chosen = self._eligible(compared).topk(self.sizes.num_active, dim=-1).indices
+            weights = probabilities.gather(-1, chosen)
+        else:
+            weights, chosen = self._eligible(logits.softmax(-1)).topk(self.sizes.num_active, dim=-1)
         if self.sizes.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights * self.sizes.scaling
@@ -82,14 +92,15 @@ class SwiftKVExperts(nn.Module):
         return total.view_as(x)
 
     def _eligible(self, probabilities: Tensor) -> Tensor:
-        """The probabilities of experts in the groups whose best is best, and 0 for the others."""
+        """The probabilities of experts in the groups whose best is best, or whose two best, and -inf for the others."""
         sizes = self.sizes
         if sizes.num_groups == sizes.num_active_groups:
             return probabilities
         groups = probabilities.unflatten(-1, (sizes.num_groups, -1))
-        best = groups.amax(-1).topk(sizes.num_active_groups, dim=-1).indices
+        of_groups = groups.sort(descending=True).values[..., : 2 if sizes.by_sigmoid else 1].sum(-1)
+        best = of_groups.topk(sizes.num_active_groups, dim=-1).indices
         chosen = torch.zeros_like(groups[..., 0]).scatter(-1, best, 1.0)
-        return (groups * chosen[..., None]).flatten(-2)
+        return groups.masked_fill(chosen[..., None] == 0, -torch.inf).flatten(-2)
 
 
 class DecoderLayer(nn.Module):
@@ -97,15 +108,15 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(config, config.hidden_size)
+        self.input_layernorm = norm_before(config)
         attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
         self.self_attn = attention(config, layer, with_teacher)
         self.norms = config.layer_norms
-        self.add_module(self.norms.before_mlp, make_norm(config, config.hidden_size))
+        self.add_module(self.norms.before_mlp, norm_before(config))
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
         self.mlp = SwiftKVExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
-        self.branch_norms = config.branch_norms
+        self.branch_norms, self.residual_scale = config.branch_norms, config.residual_scale
         for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
             self.add_module(name, make_norm(config, config.hidden_size))
 
@@ -118,7 +129,8 @@ class DecoderLayer(nn.Module):
         return hidden + self._branch(self.mlp(self.get_submodule(self.norms.before_mlp)(hidden)), self.norms.of_mlp)
 
     def _branch(self, x: Tensor, norm: str) -> Tensor:
-        return self.get_submodule(norm)(x) if self.branch_norms else x
+        x = self.get_submodule(norm)(x) if self.branch_norms else x
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
 class Decoder(nn.Module):
@@ -131,7 +143,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer, with_teacher) for layer in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
         if config.is_swiftkv:
-            self.norm_swiftkv = make_norm(config, config.hidden_size)
+            self.norm_swiftkv = norm_before(config)
         if config.early_exit:
             self.norm_early_exit = make_norm(config, config.hidden_size)
 
@@ -184,12 +196,12 @@ class SwiftKVForCausalLM(nn.Module):
     def head(self, output: Tensor) -> Tensor:
         """Normalised output ``[…, hidden]`` to logits ``[…, vocab]``."""
         if self.sizes.tie_embeddings:
-            return F.linear(output, self.model.embed_tokens.weight)
-        return self.lm_head(output)
+            return divided(self.sizes, F.linear(output, self.model.embed_tokens.weight))
+        return divided(self.sizes, self.lm_head(output))
 
     def early_exit_logits(self, hidden: Tensor) -> Tensor:
         """Residual stream entering the cut layer ``[…, hidden]`` to logits ``[…, vocab]``."""
-        return self.lm_head_early_exit(self.model.norm_early_exit(hidden))
+        return divided(self.sizes, self.lm_head_early_exit(self.model.norm_early_exit(hidden)))
 
     def forward(self, input_ids: Tensor, layout: Layout | None = None) -> Tensor:
         """Return logits ``[B, T, vocab]`` of ``input_ids`` ``[B, T]``."""

@@ -1,9 +1,9 @@
 """Norms whose gains are those of the checkpoint."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_defs import ModelConfig
-from model_defs.layers import RMSNorm
+from model_defs.layers import RMSNorm, norm_of_heads
 
 
 class OffsetNorm(RMSNorm):
@@ -22,3 +22,15 @@ def make_norm(config: ModelConfig, size: int) -> RMSNorm:
     """Return a norm over ``size`` elements as the model's family has it."""
     offset, eps = config.norm_offset, config.rms_norm_eps
     return OffsetNorm(size, eps, offset) if offset else RMSNorm(size, eps)
+
+
+def norm_before(config: ModelConfig) -> nn.Module:
+    """Return what is before attention, an MLP and a cut's K and V: a norm, or nothing."""
+    return make_norm(config, config.hidden_size) if config.pre_norms else nn.Identity()
+
+
+def make_norm_of_heads(config: ModelConfig, num_heads: int) -> RMSNorm:
+    """Return the norm of q or k ``[…, num_heads, head_dim]``."""
+    return (
+        make_norm(config, config.head_dim) if config.norm_offset else norm_of_heads(config, num_heads, config.head_dim)
+    )

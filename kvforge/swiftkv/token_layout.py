@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
-from model_defs.rope import apply_rope, inverse_frequencies, rope_cos_sin
+from model_defs.rope import apply_rope, inverse_frequencies, query_growth, rope_cos_sin
 from model_defs.rope_config import RopeConfig
 from model_defs.rotary_rows import amplitudes, head_order
 
@@ -28,11 +28,13 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Layout:
-    """``rotations`` by a model's ``rope_of`` a layer; ``masks`` by attention window: bool ``[B or 1, 1, T, T]`` (true:
-    attends), or None where plain causal attention says the same."""
+    """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool
+    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same; ``growth``
+    ``[B or 1, T, 1, 1]`` is what queries are multiplied by, where the model says so."""
 
     rotations: Mapping[RopeConfig, Rotation]
     masks: Mapping[int, Tensor | None]
+    growth: Tensor | None = None
 
     def rotate(self, heads: Tensor, rope: RopeConfig) -> Tensor:
         """Return q or k ``[B, T, heads, head_dim]`` rotated by ``rope``; see ``Rotation``."""
@@ -60,9 +62,9 @@ def make_layout(
         start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
         positions, same = index - start, start[:, :, None] == start[:, None, :]
         longest = int(positions.max()) + 1
-    rotations = {rope: _rotation(rope.for_length(longest), dim, positions) for rope, dim in config.rotations}
+    rotations = _rotations(config, longest, positions)
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
-    return Layout(rotations, masks)
+    return Layout(rotations, masks, _growth(config, positions))
 
 
 def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.device | str = "cpu") -> Layout:
@@ -70,12 +72,23 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
     tokens."""
     positions, keys = torch.arange(start, end, device=device)[None], torch.arange(end, device=device)
     distance = positions[0, :, None] - keys
-    rotations = {rope: _rotation(rope.for_length(end), dim, positions) for rope, dim in config.rotations}
+    rotations = _rotations(config, end, positions)
     masks: dict[int, Tensor | None] = {
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)
     }
-    return Layout(rotations, masks)
+    return Layout(rotations, masks, _growth(config, positions))
+
+
+def _growth(config: ModelConfig, positions: Tensor) -> Tensor | None:
+    growth = config.query_growth
+    return None if growth is None else query_growth(growth, positions)[..., None, None]
+
+
+def _rotations(config: ModelConfig, length: int, positions: Tensor) -> dict[RopeConfig, Rotation]:
+    own = ((config.rope_of_own(layer), config.rotated_dim_of(layer)) for layer in range(config.num_layers))
+    every = dict.fromkeys((*config.rotations, *own))
+    return {rope: _rotation(rope.for_length(length), dim, positions) for rope, dim in every}
 
 
 def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:

@@ -13,6 +13,7 @@ from kvforge.kv_policies import features, parse, policies
 from kvforge.kv_policies.compatibility import are_apart, compare
 from kvforge.kv_policies.features import Feature, Support, feature_of
 from model_defs import load_config
+from model_defs.rope_config import QueryGrowth
 from tests.support.models.checkpoints import SMALL
 
 LLAMA = load_config({**SMALL, "model_type": "llama", "num_hidden_layers": 8, "head_dim": 128})
@@ -54,6 +55,8 @@ PARTS = (
     Part(features.EXPERTS, model={"experts": MIXTRAL.experts}),
     Part(features.ACTIVATION, model={"activation": "gelu_tanh"}),
     Part(features.LOCAL_ROPE, model={"local_rope": LLAMA.rope}),
+    Part(features.GROWTH, model={"query_growth": QueryGrowth(0.1, 64)}),
+    Part(features.UNROTATED, model={"unrotated_layers": (3,)}),
     Part(features.SINKS, model={"attention_sinks": True}),
     Part(features.LATENT, model={"latent": DEEPSEEK.latent, "num_kv_heads": 1, "head_dim": DEEPSEEK.head_dim}),
     Part(features.UNEVEN_HEADS, model={"global_head_dim": 256}),
@@ -73,7 +76,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 728
+    assert len(PAIRS) == 800
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler.convert import FREQUENCIES, convert_weights
 from kvforge.compiler.options import BuildOptions, resolve
@@ -129,6 +130,24 @@ def test_int4_rounds_experts_that_no_token_of_the_calibration_met(tmp_path: Path
     assert all(checkpoint.codes(name) is not None for name in experts)
     assert checkpoint.codes("model.layers.1.mlp.gate.weight") is None
     assert logits(tmp_path / "int4", prompt(), 40, weight_dtype="int4").isfinite().all()
+
+
+def test_layers_for_further_tokens_are_left_out_and_the_bias_is_float32(tmp_path: Path) -> None:
+    """As published checkpoints have them, behind the model's own layers; no more of them than config.json says."""
+    path = make_checkpoint(tmp_path / "c", "glm4_moe", num_hidden_layers=2, num_nextn_predict_layers=1)
+    expected = logits(path, prompt(), 40)
+    assert what_is_left_out(path) is None
+    stored = load_file(path / "model.safetensors")
+    more = {f"model.layers.2.{name}": torch.ones(3) for name in ("eh_proj.weight", "shared_head.norm.weight")}
+    save_file(stored | more, path / "model.safetensors", metadata={"format": "pt"})
+    assert what_is_left_out(path) == f"of {path} model.layers.2 for multi-token prediction is left out"
+    assert torch.equal(logits(path, prompt(), 40), expected)
+    convert_weights(open_model(path), config_of(path), torch.bfloat16, tmp_path / "w")
+    bias = load_file(tmp_path / "w")["layers.1.experts.score_bias"]
+    assert torch.equal(bias[:8], stored["model.layers.1.mlp.gate.e_score_correction_bias"])
+    checkpoint = open_model(edited(path, num_nextn_predict_layers=None))
+    with pytest.raises(CheckpointError, match="more layers than the 2"):
+        check_weights(checkpoint, read_model_config(checkpoint))
 
 
 @pytest.mark.parametrize("target", ["cuda", "tensorrt"])

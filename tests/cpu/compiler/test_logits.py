@@ -61,6 +61,14 @@ PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} |
         num_kv_shared_layers=3,
         use_double_wide_mlp=True,
     ),
+    "olmo3": spec(
+        "olmo3",
+        num_hidden_layers=4,
+        sliding_window=24,
+        rope_parameters={"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
+    ),
+    "glm4_moe": spec("glm4_moe", num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3),
+    "deepseek_v3": spec("deepseek_v3", num_hidden_layers=3, rope_parameters=YARN, q_lora_rank=24),
     "deepseek_v2": spec("deepseek_v2", num_hidden_layers=3, rope_parameters=YARN, q_lora_rank=24),
 }
 REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIES} | {
@@ -77,7 +85,19 @@ COMPILED = (PLAIN["llama"], SWIFTKV, AWKWARD, REWIRED["deepseek_v2"])
 """Engines that are compiled here without --full too: no cut; a cut with groups; biases, tied embeddings, a head of 80;
 latents and experts. Of the others torch runs the exported graphs."""
 
-SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "phi3")
+SESSIONS = (
+    "exaone4",
+    "gemma3_text",
+    "gemma4_text",
+    "glm",
+    "glm4",
+    "gpt_oss",
+    "granite",
+    "ministral3",
+    "olmo2",
+    "phi3",
+    "smollm3",
+)
 """Families whose graphs test_rotations.py runs without compiling them."""
 
 

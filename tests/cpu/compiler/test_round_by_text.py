@@ -108,7 +108,7 @@ def check_all_layers(path: Path, weights: str) -> None:
 
     stream = read("embed.weight")[torch.tensor([*SAMPLES[0], *SAMPLES[1]])]
     normed = stream * torch.rsqrt(stream.square().mean(-1, keepdim=True) + config.rms_norm_eps)
-    rows = normed * read("layers.0.input_norm.weight")
+    rows = normed * read("layers.0.input_norm.weight") if config.pre_norms else stream
     rounding = {"int8": round_to_bytes_by_inputs, "int4": round_by_inputs}.get(weights)
     if rounding is not None:
         codes = rounding(read("layers.0.qkv.weight"), rows.T @ rows)

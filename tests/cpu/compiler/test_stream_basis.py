@@ -15,7 +15,7 @@ from tests.support.rounding import config_of
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import EagerSession, eager_session
 
-WITH_NORMS_BEHIND = {"gemma3_text", "gemma4_text", "glm4"}
+WITH_NORMS_BEHIND = {"exaone4", "gemma3_text", "gemma4_text", "glm4", "olmo2", "olmo3"}
 """Families whose branches end in a norm, or whose layers have inputs of their own."""
 OPTIONS = BuildOptions(dtype="float32", page_size=8, max_num_tokens=64)
 ROUNDING = 2e-5

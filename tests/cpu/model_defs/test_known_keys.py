@@ -63,7 +63,11 @@ SCALED: dict[str, Any] = {
 
 def effect(name: str, key: str, value: Any) -> ModelConfig | str:
     """The model with a key of another value, or the refusal."""
-    hf = {**SMALL, "model_type": name, **MORE}
+    hf = {
+        **SMALL,
+        "model_type": name,
+        **{key: value for key, value in MORE.items() if key not in families()[name].fixed},
+    }
     if "kv_lora_rank" in families()[name].reads:
         hf["num_key_value_heads"] = hf["num_attention_heads"]
     try:

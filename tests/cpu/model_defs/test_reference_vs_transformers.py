@@ -54,6 +54,18 @@ CASES = {family: (family, {}) for family in ALL_FAMILIES} | {
     "llama-tied-mqa": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 9}),
+    "exaone4-global": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "smollm3-all-rotate": ("smollm3", {"no_rope_layers": [1] * 5}),
+    "granitemoe-odd": ("granitemoe", {"num_local_experts": 5, "num_experts": 5, "num_attention_heads": 6}),
+    "glm4_moe-odd": (
+        "glm4_moe",
+        {"num_experts": 9, "num_local_experts": 9, "n_group": 3, "use_qk_norm": False, "attention_bias": True},
+    ),
+    "glm4_moe-no-groups": ("glm4_moe", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 0}),
+    "deepseek_v3-halves": (
+        "deepseek_v3",
+        {"rope_interleave": False, "num_attention_heads": 5, "first_k_dense_replace": 0},
+    ),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
 }
 

@@ -24,6 +24,13 @@ LENGTH = PROMPT + DECODED
 CHUNKS = (1, 7, 64, PROMPT)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 48}
 SHORT, LONG = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8], [1.1, 1.4, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0]
+MULTIPLIERS = {
+    "embedding_multiplier": 12.3,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 7,
+    "rms_norm_eps": 1e-2,
+}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn, MHA": ("llama", {"rope_parameters": YARN, "num_key_value_heads": 4}),
@@ -57,6 +64,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
         },
     ),
+    "queries that grow": (
+        "ministral3",
+        {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}, "num_attention_heads": 3, "num_key_value_heads": 1},
+    ),
+    "rotation in windows alone": (
+        "exaone4",
+        {"sliding_window": 24, "sliding_window_pattern": 2, "num_attention_heads": 6, "num_key_value_heads": 3},
+    ),
+    "multipliers": (
+        "granite",
+        {**MULTIPLIERS, "num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
+    ),
+    "norms after, of all heads": ("olmo2", {"num_attention_heads": 6, "head_dim": 10, "attention_bias": True}),
+    "norms after, windows": ("olmo3", {"sliding_window": 24, "num_attention_heads": 5, "num_key_value_heads": 1}),
+    "layers without rotation, also above the cut": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0, 1, 0], "num_attention_heads": 6, "use_sliding_window": True, "sliding_window": 24},
+    ),
+    "yarn where not all layers rotate": ("smollm3", {"rope_parameters": YARN, "no_rope_layer_interval": 2}),
     "sinks, yarn that is not truncated": (
         "gpt_oss",
         {

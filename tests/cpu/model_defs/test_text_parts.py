@@ -19,7 +19,7 @@ from kvforge.planning.load import load_subject
 from kvforge.quantize import quantize_checkpoint
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from model_defs import ModelError, families, load_config, supported_family
-from tests.cpu.model_defs.test_rotations import CHUNKS, LENGTH, session_logits, session_of, tokens_of
+from tests.cpu.model_defs.test_rotations import CHUNKS, LENGTH, YARN, session_logits, session_of, tokens_of
 from tests.support.models.multimodal import MODELS, PREFIXES, make_multimodal, renamed
 from tests.support.rounding import assert_near, model_error
 
@@ -33,11 +33,16 @@ TEXTS: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "pad_token_id": 0,
     },
+    "mistral3": {
+        "num_hidden_layers": 3,
+        "model_type": "ministral3",
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4},
+    },
 }
 """What a text model is, by the ``model_type`` of the whole."""
 
 
-def model(path: Path, model_type: str, prefix: str = PREFIXES[0], **text: Any) -> Path:
+def model(path: Path, model_type: str, prefix: str = PREFIXES[0], /, **text: Any) -> Path:
     return make_multimodal(path / "model", model_type, prefix, **{**TEXTS[model_type], **text})
 
 

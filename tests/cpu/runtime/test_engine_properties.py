@@ -93,6 +93,29 @@ LATENTS = EngineSpec(
 )
 """Latent attention with a latent of queries, experts in groups and shared ones, in bf16."""
 
+SIGMOIDS = EngineSpec(
+    "deepseek_v3",
+    cut=2,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 4), ("q_lora_rank", 24)),
+)
+"""Experts chosen by sigmoids and biases, in groups, in bf16."""
+
+UNROTATED = EngineSpec(
+    "smollm3", cut=2, group_size=2, bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 5),)
+)
+NORMS_AFTER = EngineSpec(
+    "olmo3",
+    cut=3,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 5), ("sliding_window", 10)),
+)
+"""A layer without rotation in a group; layers whose norms are behind them, with windows; in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -223,8 +246,18 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(
 
 @pytest.mark.parametrize(
     "spec",
-    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS, LATENTS],
-    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches", "sinks", "latents"],
+    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS, LATENTS, SIGMOIDS, UNROTATED, NORMS_AFTER],
+    ids=[
+        "experts",
+        "experts, int8, no cut",
+        "local rotations",
+        "shared caches",
+        "sinks",
+        "latents",
+        "sigmoids",
+        "unrotated",
+        "norms after",
+    ],
 )
 def test_other_layers_give_the_tokens_of_one_at_a_time(
     spec: EngineSpec, engines: EngineShelf, full: bool, seeds: Seeds

@@ -54,6 +54,13 @@ SMALL: dict[str, Any] = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
+    "embedding_multiplier": 1.7,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 3.0,
 }
 """``num_experts`` and what follows say nothing to most families."""
 
@@ -100,6 +107,7 @@ def make_checkpoint(
     fields = copy.deepcopy({**SMALL, **overrides})  # transformers writes into its arguments
     if hasattr(config_class, "kv_lora_rank"):
         fields["num_key_value_heads"] = fields["num_attention_heads"]
+        fields["head_dim"] = fields["qk_rope_head_dim"]
     config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -122,6 +130,8 @@ def randomize(model: torch.nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(1 + 0.2 * torch.randn(buffer.shape))
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.1 * torch.randn(buffer.shape))
 
 
 def add_early_exit(path: Path, seed: int) -> None:
@@ -173,11 +183,12 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint by the names of ``model_defs.weights``, fused ones as their projections."""
     hf = json.loads((path / "config.json").read_text())
     head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
-    name_of = supported_family(hf).weight_name
+    family = supported_family(hf)
     heads = (hf["num_attention_heads"], hf["num_key_value_heads"], hf["num_key_value_heads"])
     weights: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
+        for stored, tensor in load_file(file).items():
+            name = family.weight_name(stored)
             if ".qkv_proj." in name:
                 pieces = zip("qkv", tensor.split([count * head_dim for count in heads]), strict=True)
                 weights |= {name.replace("qkv_proj", f"{part}_proj"): piece.clone() for part, piece in pieces}
@@ -185,15 +196,15 @@ def load_weights(path: Path) -> dict[str, Tensor]:
                 pieces = zip(("gate", "up"), tensor.chunk(2), strict=True)
                 weights |= {name.replace("gate_up", part): piece.clone() for part, piece in pieces}
             elif name.endswith((".gate_up_proj", ".gate_up_proj_bias", ".down_proj", ".down_proj_bias")):
-                weights |= of_experts(name, tensor)
+                weights |= of_experts(name, tensor, family.stacked_by_outputs)
             else:
-                weights[name_of(name)] = tensor
+                weights[name] = tensor
     return weights
 
 
-def of_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def of_experts(name: str, tensor: Tensor, by_outputs: bool = False) -> dict[str, Tensor]:
     """The weights ``[experts, inputs, outputs]`` or biases of a layer's experts, expert by expert; outputs of gate and
-    up take turns."""
+    up take turns. ``by_outputs`` they are ``[experts, outputs, inputs]``, all of up behind all of gate."""
     module, _, last = name.rpartition(".")
     parts = ("gate", "up") if last.startswith("gate_up") else ("down",)
     kind = "bias" if last.endswith("_bias") else "weight"
@@ -201,6 +212,9 @@ def of_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     for expert, own in enumerate(tensor):
         outputs = own if kind == "bias" else own.T
         for place, part in enumerate(parts):
+            if by_outputs:
+                weights[f"{module}.{expert}.{part}_proj.weight"] = own.chunk(len(parts))[place].clone()
+                continue
             weights[f"{module}.{expert}.{part}_proj.{kind}"] = outputs[place :: len(parts)].clone(
                 memory_format=torch.contiguous_format
             )

@@ -31,7 +31,8 @@ def rewired_checkpoint(
     }
     (path / "config.json").write_text(json.dumps(hf))
     weights = load_weights(path)
-    new = {"model.norm_swiftkv.weight": weights[f"model.layers.{cut}.input_layernorm.weight"].clone()}
+    gain = weights.get(f"model.layers.{cut}.input_layernorm.weight")
+    new = {} if gain is None else {"model.norm_swiftkv.weight": gain.clone()}
     for name, tensor in weights.items():
         parts = name.split(".")
         if parts[1] != "layers" or int(parts[2]) < cut or parts[3] != "self_attn" or parts[4][0] not in "qkv":

@@ -22,18 +22,29 @@ ARCHITECTURES = {
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 """llama.cpp's architecture of each family."""
 
 OWN = {
     "gemma3_text": {"sliding_window": 32, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     "phi3": {"sliding_window": 40},
+    "exaone4": {"sliding_window": 32},
     "gpt_oss": {"sliding_window": 32},
     "qwen3_moe": {"norm_topk_prob": True},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 8.0,
+    },
 }
 """Fields of random checkpoints that files of the family can hold."""
 
-_PERMUTED = ("llama", "mixtral")
+_PERMUTED = ("llama", "mixtral", "smollm3", "granite")
 _EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
@@ -130,10 +141,13 @@ def _keys(hf: dict[str, Any]) -> dict[str, Any]:
         found["expert_feed_forward_length"] = hf["moe_intermediate_size"]
     if family == "gpt_oss":
         found["expert_feed_forward_length"] = hf["intermediate_size"]
-    if family in ("gemma3_text", "phi3", "gpt_oss"):
+    if family in ("gemma3_text", "phi3", "gpt_oss", "exaone4"):
         found["attention.sliding_window"] = hf["sliding_window"]
     if family == "gemma3_text":
         found["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
+    if family == "granite":
+        names = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
+        found |= {name: hf[field] for name, field in zip(names, OWN["granite"], strict=True)}
     if whole.get("rope_type") in ("linear", "yarn"):
         found |= {"rope.scaling.type": whole["rope_type"], "rope.scaling.factor": float(whole["factor"])}
     if whole.get("rope_type") == "yarn":

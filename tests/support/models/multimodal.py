@@ -36,6 +36,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **IMAGES,
         **AUDIO,
     },
+    "mistral3": {
+        "vision_config": {"model_type": "pixtral", **TINY, "head_dim": 16, "image_size": 28, "patch_size": 14},
+        "image_token_index": 320,
+    },
 }
 """What transformers' configurations ask for besides the text's, by ``model_type``."""
 
@@ -43,7 +47,7 @@ PREFIXES = ("model.language_model.", "language_model.model.")
 """What checkpoints have before the names of the text model's tensors, the heads excepted."""
 
 
-def make_multimodal(path: Path, model_type: str, prefix: str = PREFIXES[0], **text: Any) -> Path:
+def make_multimodal(path: Path, model_type: str, prefix: str = PREFIXES[0], /, **text: Any) -> Path:
     """Write a random checkpoint with the ``text_config`` of ``SMALL`` and ``text``, and the text's tensors after
     ``prefix``, whichever transformers takes for the model."""
     config_class = transformers.CONFIG_MAPPING[model_type]

@@ -1,4 +1,4 @@
-"""Qwen 3, DeepSeek R1, GLM 4.5, SmolLM3 and others: <think> and </think> around the reasoning, which comes first. Some
+"""Qwen 3, DeepSeek R1, GLM 4.5, SmolLM 3 and others: <think> and </think> around the reasoning, which comes first. Some
 templates write <think> themselves, at the end of the prompt."""
 
 from kvforge.gateway.languages.marked_reasoning import MarkedReasoning
