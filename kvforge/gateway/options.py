@@ -17,7 +17,7 @@ _AS_RECORD = "--options"
 
 @dataclass(frozen=True)
 class About:
-    """What ``--help`` says of a field, and what it may be: one of ``choices``, a count of 1 or more, seconds above 0."""
+    """What ``--help`` says of a field, and what it may be: one of ``choices``, a count from 1 on, seconds above 0."""
 
     help: str
     choices: tuple[str, ...] | None = None
