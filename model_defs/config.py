@@ -7,7 +7,6 @@ from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
-from model_defs.records import read_record
 from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
 
 MAX_SIZE = 2**31 - 1
@@ -171,11 +170,6 @@ class ModelConfig:
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON-ready data."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> "ModelConfig":
-        """Return the model that ``to_json`` wrote; raises RecordError for what is no model."""
-        return read_record(cls, data)
 
     def for_length(self, length: int) -> "ModelConfig":
         """Return the model as it computes sequences of up to ``length`` tokens."""

@@ -13,10 +13,12 @@ from kvforge.commands.serve_doors import add_door_options, choose_doors
 from kvforge.commands.serve_gateway import add_gateway_options, choose_gateway, gateway_options, is_decoupled
 from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.options import GatewayOptions, add_option
 from kvforge.manifest import load_manifest
-from kvforge.runtime.prefixes.options import add_prefix_options, check_prefix_options, prefix_options
+from kvforge.runtime.prefixes.options import add_prefix_options, check_prefix_options
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+from kvforge.serving.server.options import RestartPolicy, ServerOptions
 
 MINIMUM = {
     "max_queue_size": 0,
@@ -27,6 +29,12 @@ MINIMUM = {
     "restart_window": 0,
     "canary_period": 0,
 }
+OF_SERVER = (
+    "http_port", "grpc_port", "metrics_port", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib",
+    "prefix_dir", "prefix_gib", "wrap_token_ids", "stream_interval", "max_queue_size", "max_request_bytes",
+    "control_apis", "log_format", "log_file",
+)  # fmt: skip
+"""Fields of ServerOptions that are options of the same name."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -48,10 +56,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_prefix_options(parser)
     add_threads(parser)
     add_speculation_options(parser)
-    parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait")
-    parser.add_argument("--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most")
     parser.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S",
+        "--max-queue-size", type=int, default=ServerOptions.max_queue_size, help="sequences that may wait"
+    )
+    parser.add_argument(
+        "--max-request-bytes", type=int, default=ServerOptions.max_request_bytes, help="a request's tensors at most"
+    )
+    parser.add_argument(
+        "--drain-timeout", type=float, default=GatewayOptions.drain_timeout, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop",
     )  # fmt: skip
     parser.add_argument(
@@ -60,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "engine was built, with streaming unless its recipe says otherwise)",
     )  # fmt: skip
     parser.add_argument(
-        "--stream-interval", type=int, default=1, metavar="N",
+        "--stream-interval", type=int, default=ServerOptions.stream_interval, metavar="N",
         help="tokens in a response of a stream; 0: all that wait for their turn",
     )  # fmt: skip
     parser.add_argument(
@@ -75,8 +87,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_gateway_options(parser)
     restarts = parser.add_mutually_exclusive_group()
     restarts.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
-    restarts.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
-    parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds")
+    restarts.add_argument(
+        "--max-restarts", type=int, default=RestartPolicy.max_restarts, help="within the window, then give up"
+    )
+    parser.add_argument("--restart-window", type=float, default=RestartPolicy.window_s, metavar="S", help="seconds")
     parser.add_argument(
         "--canary-period", type=float, default=0.0, metavar="S",
         help="a request of one token every S seconds; unanswered, the server is not ready (default: 0, none)",
@@ -86,7 +100,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="leave Triton's shared-memory, repository, trace and logging endpoints open to all clients",
     )  # fmt: skip
     parser.add_argument("--log-file", type=Path, help="append the log here; -: standard error (default: keep none)")
-    parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
+    add_option(parser, "log_format")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"),
         help="what is logged at least; info has a line for each request (default: info on a terminal, else warning)",
@@ -104,9 +118,8 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.serving.logs.pump import STDERR, LogSink, log_to
     from kvforge.serving.processes.service_manager import ServiceManager
     from kvforge.serving.server.launcher import TritonServer
-    from kvforge.serving.server.options import ServerOptions
     from kvforge.serving.server.stop_signals import StopSignals
-    from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
+    from kvforge.serving.server.supervisor import Supervisor
 
     speculation = speculation_options(args)
     if args.log_level is None:
@@ -126,27 +139,13 @@ def run(args: argparse.Namespace) -> int:
         http_address=doors.ip("http"),
         grpc_address=doors.ip("grpc"),
         metrics_address=doors.ip("metrics"),
-        http_port=args.http_port,
-        grpc_port=args.grpc_port,
-        metrics_port=args.metrics_port,
-        max_num_seqs=args.max_num_seqs,
-        max_num_tokens=args.max_num_tokens,
-        max_seq_len=args.max_seq_len,
-        kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
-        **prefix_options(args),
         decoupled=is_decoupled(args, manifest),
         exclude_input=args.exclude_input_in_output,
-        wrap_token_ids=args.wrap_token_ids,
-        stream_interval=args.stream_interval,
-        **speculation,
-        max_queue_size=args.max_queue_size,
-        max_request_bytes=args.max_request_bytes,
         drain_timeout_s=args.drain_timeout,
-        control_apis=args.control_apis,
-        log_format=args.log_format,
         log_level=args.log_level.upper(),
-        log_file=args.log_file,
+        **{name: getattr(args, name) for name in OF_SERVER},
+        **speculation,
     )
     check_prefix_options(manifest, options.prefix_dir, options.prefix_gib, options.enable_prefix_cache)
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)

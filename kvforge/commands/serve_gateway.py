@@ -11,7 +11,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.common.sampling_fields import AUTO, DEFAULT_FIELDS
 from kvforge.engine_cache.names import names_checkpoint
 from kvforge.gateway.http.auth import ENVIRONMENT
-from kvforge.gateway.options import GatewayOptions, help_of, option_of, type_of
+from kvforge.gateway.options import GatewayOptions, add_option, option_of
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.serving.server.ports import PORTS
 
@@ -52,22 +52,14 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         help="what clients call the model; answers have the name that was asked for (default: its folder or name on "
         "the Hub)",
     )  # fmt: skip
-    gateway.add_argument("--chat-template", type=Path, help="Jinja file in place of the tokenizer's template")
-    gateway.add_argument(
-        "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
-    )
-    gateway.add_argument(
-        "--reasoning-format",
-        help="how the model writes its reasoning, none to leave it in the text (default: likewise)",
-    )
+    for name in ("chat_template", "tool_call_format", "reasoning_format"):
+        add_option(gateway, name)
     add_default_options(gateway)
     page = gateway.add_mutually_exclusive_group()
     page.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
     page.add_argument("--open-page", action="store_true", help="open that page in a browser once the server is ready")
     for name in LIMITS:
-        gateway.add_argument(
-            option_of(name), type=type_of(name), default=getattr(GatewayOptions, name), metavar="N", help=help_of(name)
-        )
+        add_option(gateway, name, metavar="N")
 
 
 def choose_gateway(args: argparse.Namespace) -> str | None:

@@ -1,7 +1,7 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,7 +21,8 @@ from kvforge.common.number_formats import (
     written_formats,
 )
 from kvforge.costs.cache_layout import CacheLayout
-from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
+from kvforge.kv_policies import Full, KVPolicy, compatibility, of_cache, parse
+from kvforge.kv_policies.features import Asked, features_of
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig, ModelError
 from model_defs.prediction import Prediction, check_runs
@@ -76,7 +77,15 @@ class BuildOptions:
     calibration: str = "auto"
 
 
-VLLM_OPTIONS = ("engine_python", "tensor_parallel_size", "pipeline_parallel_size", "engine_args", "copy_checkpoint")
+OF_TARGET = {
+    "compute_capabilities": "tensorrt",
+    "engine_python": "vllm",
+    "tensor_parallel_size": "vllm",
+    "pipeline_parallel_size": "vllm",
+    "engine_args": "vllm",
+    "copy_checkpoint": "vllm",
+}
+"""Options of one target, and which."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +179,6 @@ def resolve(
     """
     policy = parse(options.kv_policy)
     check_limits(options)
-    for name in VLLM_OPTIONS:
-        if getattr(options, name) != getattr(BuildOptions, name):
-            raise BuildError(f"--{name.replace('_', '-')} is for --target vllm; leave it out for {options.target}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
@@ -194,9 +200,9 @@ def resolve(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
-    compatibility.check(features_of(policy, options, config, dtype, kv_dtype))
-    if options.target == "tensorrt":
-        _check_observed_cache(policy, kv_dtype)
+    drafts, is_predicted = options.max_draft_len, options.kv_prediction is not None
+    asked = Asked(config, policy, kv_dtype, dtype, options.target, options.weight_dtype, drafts, is_predicted)
+    compatibility.check(features_of(asked))
     policy = of_cache(policy, kv_dtype)
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
@@ -216,17 +222,6 @@ def resolve(
     )
 
 
-def _check_observed_cache(policy: KVPolicy, kv_dtype: str) -> None:
-    """Raise BuildError for what TensorRT for RTX 1.7 does not build: above the cut a pool in FP8 that a plugin reads
-    beside another tensor that it writes in place."""
-    is_fp8 = any(one.torch_dtype == "float8_e4m3fn" for one in written_formats(kv_dtype, kv_dtype))
-    if is_fp8 and any("attention_mass" in x for x in policy.operators):
-        raise BuildError(
-            f"--kv-policy {policy.name} observes attention, which TensorRT's builder does not take with --kv-dtype "
-            f"{kv_dtype}; give --kv-dtype int8."
-        )
-
-
 def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
     """Raise BuildError unless an engine of ``options`` can run this auxiliary model."""
     try:
@@ -243,14 +238,16 @@ def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
 
 
 def check_limits(options: BuildOptions) -> None:
-    """Raise BuildError for a size outside ``LIMITS``, or for plans' GPUs of a target without plans."""
-    if options.compute_capabilities != "auto" and options.target != "tensorrt":
-        raise BuildError(f"--compute-capabilities is for --target tensorrt; leave it out for {options.target}.")
+    """Raise BuildError for a size outside ``LIMITS``, or for an option of another target."""
     for name, (minimum, maximum) in LIMITS.items():
         value = getattr(options, name)
         if value is not None and not minimum <= value <= maximum:
             bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
             raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
+    for name, target in OF_TARGET.items():
+        if options.target != target and getattr(options, name) != getattr(BuildOptions, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BuildError(f"{flag} is for --target {target}; leave it out for {options.target}.")
 
 
 def longest_sequence(options: BuildOptions, max_position: int) -> int:
@@ -267,45 +264,6 @@ def longest_sequence(options: BuildOptions, max_position: int) -> int:
 def compute_dtype(options: BuildOptions, automatic: str) -> str:
     """Return the dtype of the computation, ``automatic`` unless one is given; raises BuildError for an unknown one."""
     return _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
-
-
-def features_of(
-    policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
-) -> list[features.Feature]:
-    """Return what of an engine with these options limits other parts of it, or is limited by them: the policy, then
-    what the options choose, then what the model is."""
-    is_chosen = [
-        (features.PAGING, True),
-        (features.SINGLE_INPUT_KV, config.has_cut),
-        (features.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
-        (features.feature_of_cache(kv_dtype, dtype), kv_dtype != dtype),
-        (features.SPECULATION, options.max_draft_len > 0),
-        (features.KV_PREDICTION, options.kv_prediction is not None),
-        (
-            replace(features.QUANTIZED_WEIGHTS, name=f"--weight-dtype {options.weight_dtype}"),
-            options.weight_dtype in QUANTIZED_WEIGHT_BYTES,
-        ),
-        (features.FLOAT32, dtype == "float32"),
-        (features.CUDA, options.target == "cuda"),
-        (features.TENSORRT, options.target == "tensorrt"),
-    ]
-    is_in_model = [
-        (features.SLIDING_WINDOW, any(config.layer_windows)),
-        (features.EXPERTS, config.experts is not None),
-        (features.ACTIVATION, config.activation != "silu"),
-        (features.LOCAL_ROPE, config.local_rope is not None),
-        (features.GROWTH, config.query_growth is not None),
-        (features.UNROTATED, bool(config.unrotated_layers)),
-        (features.SINKS, config.attention_sinks),
-        (features.LATENT, config.latent is not None),
-        (features.UNEVEN_HEADS, bool(config.layer_head_dims)),
-        (features.LAYER_INPUTS, bool(config.per_layer_input)),
-    ]
-    return [
-        features.feature_of(policy),
-        *(feature for feature, has in is_chosen if has),
-        *(replace(feature, name=f"{config.model_type} ({feature.name})") for feature, has in is_in_model if has),
-    ]
 
 
 def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:

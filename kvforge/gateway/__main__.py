@@ -10,7 +10,7 @@ from kvforge.serving.processes.cleanup import remove_gateway_folder
 from kvforge.serving.processes.watchdog import exit_with_parent
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     try:
         options = parse_options(argv)
     except KvforgeError as error:
@@ -33,4 +33,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,17 @@
 """What acts on the K,V cache besides attention: what each feature needs, and what it does not give the others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from kvforge.common.number_formats import KV_FORMATS
+from kvforge.common.number_formats import KV_FORMATS, QUANTIZED_WEIGHT_BYTES, written_formats
 from kvforge.kv_policies.full import Full
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import policies
+
+if TYPE_CHECKING:
+    from model_defs import ModelConfig
 
 
 class Support(Enum):
@@ -47,9 +51,25 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What an engine is to be, by which features are there."""
+
+    model: "ModelConfig"
+    policy: KVPolicy
+    kv_dtype: str
+    dtype: str
+    target: str = "cpu"
+    weight_dtype: str = "auto"
+    max_draft_len: int = 0
+    is_predicted: bool = False
+
+
+@dataclass(frozen=True)
 class Feature:
     """``limits`` has an entry for each need that it does not meet as it stands. ``remedy`` says, in the imperative, how
-    to build without it; it is empty for what a model is, where the other feature is to be left out."""
+    to build without it; it is empty for what a model is, where the other feature is to be left out. ``is_there`` says
+    of which engines it is a feature; policies and formats of the cache are told by their own options. ``called`` is its
+    name where it is refused, of fields of Asked."""
 
     name: str
     needs: frozenset[Need] = frozenset()
@@ -58,8 +78,18 @@ class Feature:
     kind: Kind = Kind.OTHER
     option: str = ""
     """The field of BuildOptions that gives it, where it is for engines of kvforge's own alone."""
+    is_there: Callable[[Asked], bool] = lambda asked: False
+    called: str = ""
 
 
+def _of_model(name: str, is_there: Callable[[Asked], bool], **fields: Any) -> Feature:
+    """What a model is, where nothing but another model helps."""
+    return Feature(
+        name, kind=Kind.MODEL, is_there=is_there, called="{asked.model.model_type} ({name})", **{"remedy": "", **fields}
+    )
+
+
+_ON_CPU = frozenset({Need.CPU_TARGET})
 SINGLE_INPUT_KV = Feature(
     "SingleInputKV",
     needs=frozenset({Need.OWN_PREFILL}),
@@ -70,6 +100,7 @@ SINGLE_INPUT_KV = Feature(
         Need.OWN_LAYERS: _no("upper layers make theirs of one input"),
     },
     remedy="take a checkpoint without a cut",
+    is_there=lambda asked: asked.model.has_cut,
 )
 ACROSS_KV = Feature(
     "AcrossKV",
@@ -78,6 +109,7 @@ ACROSS_KV = Feature(
         Need.OWN_LAYERS: _no("layers share caches"),
     },
     remedy="take a checkpoint without AcrossKV",
+    is_there=lambda asked: len(asked.model.owners) < asked.model.num_layers,
 )
 QUANTIZED_CACHE = Feature(
     "8-bit cache",
@@ -126,6 +158,7 @@ PAGING = Feature(
         Need.TOKEN_GROUPS: _if("a page holds whole groups"),
         Need.CACHE_POSITIONS: _no("shared keys are rotated at their true positions"),
     },
+    is_there=lambda asked: True,
 )
 SPECULATION = Feature(
     "speculation",
@@ -136,6 +169,7 @@ SPECULATION = Feature(
     },
     remedy="build with --max-draft-len 0",
     option="max_draft_len",
+    is_there=lambda asked: asked.max_draft_len > 0,
 )
 KV_PREDICTION = Feature(
     "KV prediction",
@@ -147,46 +181,55 @@ KV_PREDICTION = Feature(
     },
     remedy="leave --kv-prediction out",
     option="kv_prediction",
+    is_there=lambda asked: asked.is_predicted,
 )
 QUANTIZED_WEIGHTS = Feature(
     "weights in 8 or 4 bits",
     needs=frozenset({Need.BFLOAT16, Need.CPU_TARGET, Need.OWN_ENGINE}),
     remedy="leave --weight-dtype out",
     option="weight_dtype",
+    is_there=lambda asked: asked.weight_dtype in QUANTIZED_WEIGHT_BYTES,
+    called="--weight-dtype {asked.weight_dtype}",
 )
 FLOAT32 = Feature(
     "float32",
     limits={Need.BFLOAT16: _no("activations are in float32")},
     remedy="build with --dtype bfloat16",
+    is_there=lambda asked: asked.dtype == "float32",
 )
-SLIDING_WINDOW = Feature(
+SLIDING_WINDOW = _of_model(
     "sliding windows",
+    lambda asked: any(asked.model.layer_windows),
     limits={Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens")},
     remedy="leave --kv-policy out for this model",
-    kind=Kind.MODEL,
 )
-EXPERTS = Feature("a mixture of experts", needs=frozenset({Need.CPU_TARGET}), remedy="", kind=Kind.MODEL)
-ACTIVATION = replace(EXPERTS, name="an activation other than SiLU")
-LOCAL_ROPE = replace(EXPERTS, name="another RoPE in layers with a window")
-GROWTH = replace(EXPERTS, name="queries that grow with their positions")
-UNROTATED = replace(
-    EXPERTS,
-    name="layers without RoPE",
+EXPERTS = _of_model("a mixture of experts", lambda asked: asked.model.experts is not None, needs=_ON_CPU)
+ACTIVATION = _of_model("an activation other than SiLU", lambda asked: asked.model.activation != "silu", needs=_ON_CPU)
+LOCAL_ROPE = _of_model(
+    "another RoPE in layers with a window", lambda asked: asked.model.local_rope is not None, needs=_ON_CPU
+)
+GROWTH = _of_model(
+    "queries that grow with their positions", lambda asked: asked.model.query_growth is not None, needs=_ON_CPU
+)
+UNROTATED = _of_model(
+    "layers without RoPE",
+    lambda asked: bool(asked.model.unrotated_layers),
+    needs=_ON_CPU,
     limits={Need.ONE_ROTATION: _no("some layers do not rotate")},
 )
-SINKS = Feature(
+SINKS = _of_model(
     "attention sinks",
-    needs=frozenset({Need.CPU_TARGET}),
+    lambda asked: asked.model.attention_sinks,
+    needs=_ON_CPU,
     limits={
         Need.INSERTION: _no("attention over whole caches alone knows them"),
         Need.TOKEN_GROUPS: _no("attention over whole caches alone knows them"),
     },
-    remedy="",
-    kind=Kind.MODEL,
 )
-LATENT = Feature(
+LATENT = _of_model(
     "latent attention",
-    needs=frozenset({Need.CPU_TARGET}),
+    lambda asked: asked.model.latent is not None,
+    needs=_ON_CPU,
     limits={
         need: _no("one row of a token is K and V of all heads")
         for need in (
@@ -198,20 +241,16 @@ LATENT = Feature(
             Need.OWN_LAYERS,
         )
     },
-    remedy="",
-    kind=Kind.MODEL,
 )
-UNEVEN_HEADS = Feature(
+UNEVEN_HEADS = _of_model(
     "heads of two sizes",
+    lambda asked: bool(asked.model.layer_head_dims),
     limits={Need.TOKEN_GROUPS: _no("caches differ in size"), Need.OWN_LAYERS: _no("caches differ in size")},
-    remedy="",
-    kind=Kind.MODEL,
 )
-LAYER_INPUTS = Feature(
+LAYER_INPUTS = _of_model(
     "inputs of each layer",
+    lambda asked: bool(asked.model.per_layer_input),
     limits={Need.OWN_LAYERS: _no("layers have inputs besides the one below")},
-    remedy="",
-    kind=Kind.MODEL,
 )
 _CPU_ALONE = _no("only target cpu has the kernels or graphs for it", "build with --target cpu")
 _ONE_FORMAT = _no("the kernels read both in one", "build with --target cpu")
@@ -225,6 +264,7 @@ CUDA = Feature(
     },
     remedy="build with --target cpu",
     kind=Kind.TARGET,
+    is_there=lambda asked: asked.target == "cuda",
 )
 TENSORRT = Feature(
     "target tensorrt",
@@ -238,9 +278,23 @@ TENSORRT = Feature(
     },
     remedy="build with --target cpu, or with cuda where that goes with the rest",
     kind=Kind.TARGET,
+    is_there=lambda asked: asked.target == "tensorrt",
 )
-
-
+FLOAT8_IN_PLANS = Feature(
+    "FP8 in plans",
+    limits={
+        Need.ATTENTION_SCORES: _no(
+            "the builder takes no plugin above a cut that reads the cache and writes what it observes",
+            "give --kv-dtype int8",
+        )
+    },
+    is_there=lambda asked: (
+        asked.target == "tensorrt"
+        and any(part.torch_dtype == "float8_e4m3fn" for part in written_formats(asked.kv_dtype, asked.dtype))
+    ),
+    called="--kv-dtype {asked.kv_dtype} and target tensorrt",
+)
+"""Of TensorRT for RTX 1.7. It is of two options, so it has no place in a table of pairs."""
 VLLM = Feature(
     "target vllm",
     limits={
@@ -250,6 +304,24 @@ VLLM = Feature(
     remedy="leave it out",
     kind=Kind.TARGET,
 )
+
+
+_OF_LAYERS = (SINGLE_INPUT_KV, ACROSS_KV)
+_OF_CACHES = (QUANTIZED_CACHE, STATIC_CACHE, INT4_CACHE, MIXED_CACHE, GROUPED_CACHE)
+_OF_OPTIONS = (PAGING, SPECULATION, KV_PREDICTION, QUANTIZED_WEIGHTS, FLOAT32)
+_OF_MODELS = (
+    SLIDING_WINDOW,
+    EXPERTS,
+    ACTIVATION,
+    LOCAL_ROPE,
+    GROWTH,
+    UNROTATED,
+    SINKS,
+    LATENT,
+    UNEVEN_HEADS,
+    LAYER_INPUTS,
+)
+_OF_TARGETS = (CUDA, TENSORRT)
 
 
 def needs_of(policy: KVPolicy) -> frozenset[Need]:
@@ -283,36 +355,9 @@ def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
 
 def all_features() -> tuple[Feature, ...]:
     """Return all of them, in the order of the table; what needs and limits the same is one."""
-    every = (
-        SINGLE_INPUT_KV,
-        ACROSS_KV,
-        *(replace(feature_of(policy()), name=policy.title) for policy in policies().values()),
-        QUANTIZED_CACHE,
-        STATIC_CACHE,
-        INT4_CACHE,
-        MIXED_CACHE,
-        GROUPED_CACHE,
-        PAGING,
-        SPECULATION,
-        KV_PREDICTION,
-        QUANTIZED_WEIGHTS,
-        FLOAT32,
-        SLIDING_WINDOW,
-        EXPERTS,
-        ACTIVATION,
-        LOCAL_ROPE,
-        GROWTH,
-        UNROTATED,
-        SINKS,
-        LATENT,
-        UNEVEN_HEADS,
-        LAYER_INPUTS,
-        CUDA,
-        TENSORRT,
-        VLLM,
-    )
     kin: list[list[Feature]] = []
-    for feature in every:
+    of_policies = [replace(feature_of(policy()), name=policy.title) for policy in policies().values()]
+    for feature in (*_OF_LAYERS, *of_policies, *_OF_CACHES, *_OF_OPTIONS, *_OF_MODELS, *_OF_TARGETS, VLLM):
         same = (of for of in kin if _acts(of[0]) == _acts(feature))
         if (found := next(same, None)) is None:
             kin.append([feature])
@@ -320,6 +365,18 @@ def all_features() -> tuple[Feature, ...]:
             found.append(feature)
     grouped = (replace(of[0], name=", ".join(feature.name for feature in of)) for of in kin)
     return tuple(feature for feature in grouped if feature.needs or feature.limits)
+
+
+def features_of(asked: Asked) -> list[Feature]:
+    """Return what of an engine limits other parts of it, or is limited by them: the policy, then what the options
+    choose, then what the model is."""
+    cache = () if asked.kv_dtype == asked.dtype else (feature_of_cache(asked.kv_dtype, asked.dtype),)
+    there = (
+        replace(feature, name=feature.called.format(asked=asked, name=feature.name) or feature.name)
+        for feature in (*_OF_LAYERS, *cache, *_OF_OPTIONS, *_OF_TARGETS, *_OF_MODELS, FLOAT8_IN_PLANS)
+        if feature in cache or feature.is_there(asked)
+    )
+    return [feature_of(asked.policy), *there]
 
 
 def _acts(feature: Feature) -> tuple[object, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.common.records import RecordError, read_record
 from kvforge.manifest.manifest import RANK_DIR
-from model_defs.records import RecordError, read_record
 
 
 @dataclass(frozen=True)

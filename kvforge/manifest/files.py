@@ -7,9 +7,9 @@ from typing import Any
 
 from kvforge.common.checkpoint_files import CONFIG, is_gguf
 from kvforge.common.errors import EngineError, EngineReplacedError
+from kvforge.common.records import IMPOSSIBLE, RecordError, read_record
 from kvforge.manifest.check import is_possible
 from kvforge.manifest.manifest import PLANS_FILE, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
-from model_defs.records import IMPOSSIBLE, RecordError, read_record
 
 MANIFEST_FILE = "engine.json"
 MANIFEST_DIGEST = "manifest_sha256"

@@ -29,7 +29,7 @@ def test_a_locked_up_server_is_replaced(engine_dir: Path, tmp_path: Path) -> Non
             client = StreamingClient(running.grpc_url)
             with contextlib.suppress(KvforgeError, InferenceServerException):  # while no server listens
                 next(client.generate("tensorrt_llm", ask("tensorrt_llm", [5, 6, 7], ENDLESS)))
-            time.sleep(random.uniform(0, STEP_S))  # on quiet cores a cancel at once comes at the same time of every step
+            time.sleep(random.uniform(0, STEP_S))  # else quiet cores cancel at one time of every step
             client.cancel()
             client.close()
 

@@ -14,9 +14,10 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
+from kvforge.serving.engine.command import process_command
 from kvforge.serving.processes.run_dir import STALE_AFTER_S
 from kvforge.serving.server.launcher import TritonServer
-from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.server.options import ServerOptions
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, probes
 from tests.support.fuzz.known import KnownAnswers
@@ -66,7 +67,7 @@ def own_server(engine_dir: Path, clock: Clock) -> Iterator[TritonServer]:
     a broken one."""
     options = ServerOptions(kv_cache_gib=0.1)
     command = ["env", *(f"{name}={value}" for name, value in clock.environment.items())]
-    with started(TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)])) as running:
+    with started(TritonServer(engine_dir, options, [*command, *process_command(engine_dir)])) as running:
         yield running
 
 

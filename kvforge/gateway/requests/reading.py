@@ -4,10 +4,11 @@ import asyncio
 import logging
 import sys
 
+from kvforge.common.records import to_text
 from kvforge.gateway.endpoints import RENDERING, Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.options import GatewayOptions, gateway_command
+from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest, unpack
 from kvforge.gateway.requests.request_reader import RequestReader
 from kvforge.workers import WARM_WITHIN_S, WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
@@ -35,13 +36,8 @@ class BodyReading:
         self._reader = RequestReader(model, options)
         self._template = model.chat_template is not None
         self._cpu_s = options.read_timeout
-        command = [
-            sys.executable,
-            "-m",
-            "kvforge.gateway.requests.request_worker",
-            model.digest,
-            *gateway_command(options)[3:],
-        ]
+        worker = "kvforge.gateway.requests.request_worker"
+        command = [sys.executable, "-m", worker, model.digest, to_text(options)]
         memory = MEMORY_LEAST + MEMORY_PER_BYTE * options.max_body_bytes
         self._pool = WorkerPool(command, NUM_WORKERS, memory, max_waiting=options.max_requests)
         self._large = asyncio.Semaphore(NUM_LARGE)

@@ -1,4 +1,4 @@
-"""`python -m kvforge.gateway.requests.request_worker DIGEST OPTIONS…`: reads bodies for a gateway of these options."""
+"""`python -m kvforge.gateway.requests.request_worker DIGEST OPTIONS`: reads bodies for a gateway of these options."""
 
 import sys
 
@@ -7,14 +7,15 @@ from kvforge.workers import serve
 
 def _prepare():
     from kvforge.common.errors import KvforgeError
+    from kvforge.common.records import from_text
     from kvforge.gateway.endpoints import Endpoint
     from kvforge.gateway.errors import ApiError
     from kvforge.gateway.model import ServedModel
-    from kvforge.gateway.options import parse_options
+    from kvforge.gateway.options import GatewayOptions
     from kvforge.gateway.parsed_request import pack
     from kvforge.gateway.requests.request_reader import RequestReader
 
-    options = parse_options(sys.argv[2:])
+    options = from_text(GatewayOptions, sys.argv[2])
     model = ServedModel.load(options)
     if model.digest != sys.argv[1]:
         raise KvforgeError("the engine's tokenizer is not the one that the gateway was started with; restart it")

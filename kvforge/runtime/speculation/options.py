@@ -84,28 +84,5 @@ def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
     return found | ({"exact_tokens": ExactTokens(**exact)} if exact else {})
 
 
-def speculation_arguments(
-    speculative: SpeculativeConfig | None,
-    early_exit_threshold: float | None,
-    exact_tokens: ExactTokens | None = None,
-    early_exit_prompts: bool = False,
-) -> list[str]:
-    """Return the command line that ``speculation_options`` reads as these."""
-    arguments: list[str] = []
-    if speculative is not None:
-        arguments += ["--speculative-method", speculative.method]
-        for name in list(_DEFAULTS)[1:]:
-            if getattr(speculative, name) != _DEFAULTS[name]:
-                arguments += [_flag(name), str(getattr(speculative, name))]
-    if early_exit_threshold is not None:
-        arguments += ["--early-exit-threshold", str(early_exit_threshold)]
-    if early_exit_prompts:
-        arguments.append("--early-exit-prompts")
-    if exact_tokens is not None:
-        for name in _EXACT:
-            arguments += [f"--exact-{name}", str(getattr(exact_tokens, name))]
-    return arguments
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"

@@ -9,15 +9,15 @@ from kvforge.vllm_engine.settings import load_settings
 MODULE = "kvforge.serving.engine.process"
 
 
-def process_command(engine_dir: Path, target: str, arguments: list[str]) -> list[str]:
-    """Return what runs the engine process with its own ``arguments``, all but the socket and the heartbeat.
+def process_command(engine_dir: Path, target: str = "cpu") -> list[str]:
+    """Return what runs the engine process, whose own arguments follow.
 
     Raises:
         EngineError: the target is vllm, and the engine's interpreter or its checkpoint is not there.
     """
     if target != "vllm":
-        return [sys.executable, "-m", MODULE, str(engine_dir), *arguments]
+        return [sys.executable, "-m", MODULE, str(engine_dir)]
     settings = load_settings(engine_dir)
     settings.checkpoint_in(engine_dir)
     python = python_of(engine_dir, settings.python)
-    return in_interpreter(python, ["-m", MODULE, str(engine_dir), "--vllm", *arguments])
+    return in_interpreter(python, ["-m", MODULE, str(engine_dir), "--vllm"])

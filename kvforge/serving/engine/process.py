@@ -18,19 +18,19 @@ from functools import partial
 from typing import Any
 
 from kvforge.common.errors import EngineReplacedError, KvforgeError, RequestError, first_line, let_end
+from kvforge.common.records import from_text
 from kvforge.common.refusals import Refusal
 from kvforge.manifest import check_not_replaced, target_of
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.interface import Engine, WatchedEngine
-from kvforge.runtime.prefixes.options import add_prefix_options, prefix_options
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
-from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.engine.allowance import Pulse
 from kvforge.serving.engine.guide_thread import COMPILED, GUIDE, GuideThread
 from kvforge.serving.engine.heartbeat import LOAD_S, Heartbeat
 from kvforge.serving.engine.output_rows import Row, blob_bytes, error_row, to_row
 from kvforge.serving.engine.protocol import METERED, Message, ProtocolError, encode, receive
 from kvforge.serving.logs.request_log import configure
+from kvforge.serving.options import EngineOptions
 from kvforge.serving.processes.facts import descendants, kill_all
 from kvforge.serving.processes.watchdog import end_with_server, exit_with_parent
 
@@ -46,7 +46,6 @@ WARM_UP_TOKENS = 1024
 """Sequences up to this length find the engine warm; longer ones cost their first steps a little."""
 VLLM_LOAD_S = 3600.0
 """For weights of many GPUs, and what vLLM compiles for them."""
-LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib")
 MAX_BLOB_BYTES = 64 << 20
 """Logits and the like in one message; far below the protocol's limit, which ends the connection."""
 
@@ -224,31 +223,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited end of a Unix socket pair")
     parser.add_argument("--server-pid", type=int, required=True, help="tritonserver, whose end is this one's too")
     parser.add_argument("--heartbeat-fd", type=int, help="inherited memory in which the main thread beats")
-    parser.add_argument("--manifest-sha256", help="the digest that engine.json must have")
-    parser.add_argument("--max-num-seqs", type=int)
-    parser.add_argument("--max-num-tokens", type=int)
-    parser.add_argument("--max-seq-len", type=int)
-    parser.add_argument("--kv-cache-gib", type=float)
-    parser.add_argument("--no-prefix-cache", action="store_true")
-    add_prefix_options(parser)
-    add_speculation_options(parser)
+    parser.add_argument("--options", type=partial(from_text, EngineOptions), default=EngineOptions())
     parser.add_argument("--vllm", action="store_true", help="the engine is of target vllm, and so is this interpreter")
-    parser.add_argument("--log-level", default="WARNING")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
-    configure(args.log_format, args.log_level)
+    options: EngineOptions = args.options
+    configure(options.log_format, options.log_level)
     exit_with_parent()
     end_with_server(args.server_pid)
 
     def check_manifest() -> None:
-        if args.manifest_sha256 is not None:
-            check_not_replaced(args.engine, args.manifest_sha256)
+        if options.manifest_sha256 is not None:
+            check_not_replaced(args.engine, options.manifest_sha256)
 
     def make_engine() -> WatchedEngine:
         check_manifest()  # before all that takes time
-        limits = {name: getattr(args, name) for name in LIMITS}
-        options = {**limits, **prefix_options(args), **speculation_options(args)}
-        engine = load(args.engine, enable_prefix_cache=not args.no_prefix_cache, **options)
+        engine = load(args.engine, **options.of_engine())
         check_manifest()  # what was read is not half of one engine and half of another
         return engine
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import EngineError, RequestError, refusal_of
+from kvforge.common.records import to_text
 from kvforge.common.refusals import Refusal
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request
@@ -28,6 +29,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.engine.command import process_command
 from kvforge.serving.engine.output_rows import from_row
 from kvforge.serving.engine.protocol import BLOB, Message, encode, receive
+from kvforge.serving.options import EngineOptions
 from kvforge.vllm_engine.params import check_honoured
 from kvforge.workers import WorkersUnavailable
 
@@ -72,16 +74,9 @@ class RemoteEngine:
         self.guides = JudgedGuides(self.tokenizer, self.manifest.eos_token_ids)
         self._open: dict[str, tuple[SamplingParams, int]] = {}
         self._num_steps = 0
-        arguments = [
-            part
-            for name, value in {**limits, "kv_cache_gib": kv_cache_gib}.items()
-            if value is not None
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        arguments += ["--server-pid", str(os.getpid())]
-        if not enable_prefix_cache:
-            arguments.append("--no-prefix-cache")
-        self._start(process_command(engine_dir.resolve(), self.manifest.target, arguments))
+        options = EngineOptions(**limits, kv_cache_gib=kv_cache_gib, enable_prefix_cache=enable_prefix_cache)
+        command = process_command(engine_dir.resolve(), self.manifest.target)
+        self._start([*command, "--options", to_text(options), "--server-pid", str(os.getpid())])
         self._stats = self._ready()["stats"]
         self.config: RuntimeConfig = resolve_config(
             self.manifest, 0, num_pages=self._stats["num_pages"], enable_prefix_cache=enable_prefix_cache, **limits

@@ -24,13 +24,6 @@ def configure(log_format: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def configure_model(args: dict[str, str]) -> None:
-    """As `configure`, from the arguments that Triton gives a Python model."""
-    parameters = json.loads(args["model_config"])["parameters"]
-    log_format, level = (parameters[name]["string_value"] for name in ("log_format", "log_level"))
-    configure(log_format, level)
-
-
 def logs_requests() -> bool:
     """Whether a line for a request would be kept."""
     return _requests.isEnabledFor(logging.INFO)

@@ -19,6 +19,7 @@ from types import TracebackType
 from kvforge.common.addresses import Address, find_address
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import Manifest, load_manifest
+from kvforge.serving.engine.command import process_command
 from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
 from kvforge.serving.logs.lines import error_in_log, failure_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
@@ -50,7 +51,7 @@ from kvforge.serving.processes.run_dir import (
 from kvforge.serving.processes.stacks import ask
 from kvforge.serving.server.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
 from kvforge.serving.server.drain import drain
-from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.server.options import ServerOptions
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 from kvforge.serving.server.start_errors import PortTakenError, StartBrokeOffError, StartCancelled, did_not_start
@@ -147,7 +148,8 @@ class TritonServer:
         Raises StartCancelled soon after `cancelled()` becomes true.
         """
         manifest = load_manifest(self.engine_dir, self.options.manifest_sha256)
-        self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256)
+        prefix_dir = self.options.prefix_dir and self.options.prefix_dir.absolute()
+        self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256, prefix_dir=prefix_dir)
         self.addresses = {name: find_address(self.options.address_of(name)) for name in FRONTENDS}
         wanted = {name: (self.addresses[name], getattr(self.options, f"{name}_port")) for name in FRONTENDS}
         triton = find_triton()
@@ -175,10 +177,9 @@ class TritonServer:
         try:
             run_dir = self._run_dir = make_run_dir()
             self._state = StateReader(run_dir, LONGEST_LOOK_S)
-            limits = self.options.request_limits
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
-            command = self._command or engine_command(self.engine_dir, self.options, manifest.target)
-            materialise(run_dir / "models", self.engine_dir, command, max_batch_size, limits)
+            command = self._command or process_command(self.engine_dir, manifest.target)
+            materialise(run_dir / "models", self.engine_dir, command, max_batch_size, self.options)
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],

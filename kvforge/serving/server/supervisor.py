@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from kvforge.serving.health.canary import Canary
 from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.run_dir import SILENT, EngineState
 from kvforge.serving.server.launcher import TritonServer
-from kvforge.serving.server.options import ServerOptions
+from kvforge.serving.server.options import RestartPolicy, ServerOptions
 from kvforge.serving.server.start_errors import StartCancelled, did_not_start
 from kvforge.serving.server.stop_signals import StopSignals
 
@@ -24,14 +23,6 @@ LIVE_WITHIN_S = 30.0
 OVERSLEPT_S = 5.0
 """A look this late finds a machine that stood still: others have not run either, and are judged after as long again."""
 MAX_PAUSE_S = 10.0
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """How often a server is started again: at most `max_restarts` times within `window_s` seconds; 0 is never."""
-
-    max_restarts: int = 5
-    window_s: float = 300.0
 
 
 class Companion(Protocol):
@@ -64,14 +55,14 @@ class Supervisor:
         engine_dir: Path,
         options: ServerOptions,
         signals: StopSignals,
-        policy: RestartPolicy = RestartPolicy(),
+        policy: RestartPolicy | None = None,
         canary: Canary | None = None,
         companion: Companion | None = None,
     ) -> None:
         self._engine_dir = engine_dir
         self._options = options
         self._signals = signals
-        self._policy = policy
+        self._policy = policy or RestartPolicy()
         self._canary = canary
         self._companion = companion
         self._server = TritonServer(engine_dir, options)

@@ -1,6 +1,5 @@
 """The `tensorrt_llm` model: a thin stub between Triton and the engine process."""
 
-import json
 import logging
 import secrets
 import threading
@@ -43,11 +42,9 @@ from kvforge.serving.contract.text_rows import RowMessage, socket_path
 from kvforge.serving.engine.guide_thread import GUIDE
 from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.engine.protocol import METERED
-from kvforge.serving.logs.request_log import configure, log_request
+from kvforge.serving.logs.request_log import log_request
 from kvforge.serving.processes.facts import server_of_stub
-from kvforge.serving.processes.stacks import show_when_asked
 from kvforge.serving.processes.state_files import StateWriter
-from kvforge.serving.processes.watchdog import end_with_server
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.admission import Admission, UnavailableError
 from kvforge.serving.stub.config import StubConfig
@@ -61,6 +58,7 @@ from kvforge.serving.stub.responder import Responder
 from kvforge.serving.stub.responses import add_row, chunk_arrays, failure_arrays
 from kvforge.serving.stub.sender_pool import SenderPool
 from kvforge.serving.stub.text_links import TextLinks
+from kvforge.serving.triton_config import begin_model
 from kvforge.workers import WorkersBusy
 
 logger = logging.getLogger("kvforge.serving")
@@ -71,25 +69,22 @@ class Stub:
 
     def __init__(self, pb: Any, args: dict[str, str]) -> None:
         """Start the engine and wait until it is loaded. Raises EngineError with the engine's message."""
-        server_pid = server_of_stub()
-        end_with_server(server_pid)  # first: metrics already wait for the server's answer
-        show_when_asked()
+        triton = self._triton = begin_model(args)  # first: metrics already wait for the server's answer
         self._pb = pb
-        config = self._config = StubConfig.of(json.loads(args["model_config"]))
-        configure(config.log_format, config.log_level)
-        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size, config.max_seq_len)
-        self._keys = StreamKeys(config.run_dir)
+        config = self._config = StubConfig.of(triton)
+        self._limits = SizeLimits(triton.options.max_request_bytes, config.vocab_size, config.max_seq_len)
+        self._keys = StreamKeys(triton.run_dir)
         self._requests = OpenRequests()
-        self._admission = Admission(config.max_queue_size)
+        self._admission = Admission(triton.options.max_queue_size)
         self._responder = Responder(pb)
-        self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"], config.kv_policy)
-        self._state = StateWriter(config.run_dir)
+        self._metrics = EngineMetrics(pb, triton.name, triton.version, config.kv_policy)
+        self._state = StateWriter(triton.run_dir)
         self._senders: SenderPool[ActiveRequest] = SenderPool(self._send)
         self._link_lock = threading.Lock()
-        self._links = TextLinks(socket_path(config.run_dir), self.on_client_gone, self.on_text_model_gone)
+        self._links = TextLinks(socket_path(triton.run_dir), self.on_client_gone, self.on_text_model_gone)
         self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.python)
-        self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
-        self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)  # it says that the engine loads
+        self._client = EngineClient([*config.engine_command, "--server-pid", str(server_of_stub())], self)
+        self._watch = RequestWatch(self, self._requests, config.poll_s, triton.run_dir)  # it says that the engine loads
         self._client.start()
         self._guides.wait_started()
 
@@ -124,7 +119,7 @@ class Stub:
 
     def _accept(self, request: Any, sender: Any) -> None:
         tensors = {}
-        for name in self._config.inputs:
+        for name in self._triton.inputs:
             tensor = self._pb.get_input_tensor_by_name(request, name)
             if tensor is not None:
                 tensors[name] = tensor.as_numpy()
@@ -133,7 +128,7 @@ class Stub:
                 raise RequestError("'stop' ends the request of the same id", "give both requests an id")
             for active in self._requests.with_client_id(client_id(request)):
                 self._stop(active)
-            self._responder.acknowledge(sender, self._config.decoupled)
+            self._responder.acknowledge(sender, self._triton.decoupled)
             return
         active = self._read(request, sender, with_todays_names(tensors))
         guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
@@ -197,13 +192,13 @@ class Stub:
         key = self._keys.read(tensors.pop(STREAM_KEY, None))
         lane = None if key is None else lane_of(key)
         if lane is None:
-            check_parameters(parameters, self._config.inputs)
+            check_parameters(parameters, self._triton.inputs)
         elif not self._links.has(lane):
             raise UnavailableError(
                 Refusal("the text model has no connection to tensorrt_llm", "send the request again")
             )
         self._limits.check_tensors(tensors)
-        if self._config.wraps_token_ids and self._config.vocab_size:
+        if self._triton.options.wrap_token_ids and self._config.vocab_size:
             tensors = wrap_token_ids(tensors, self._config.vocab_size)
         end_id = next(iter(self._config.eos_token_ids), None)
         prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters), end_id)
@@ -211,7 +206,7 @@ class Stub:
             for prompt in prompts:
                 prompt.params["draft_scope"] = scope
         self._limits.check_logits(prompts)
-        if not self._config.decoupled:
+        if not self._triton.decoupled:
             check_one_response(prompts)
         return ActiveRequest(
             secrets.randbits(62) if key is None else key,
@@ -222,7 +217,7 @@ class Stub:
             lane=lane,
             errors_as_tensors=wants_errors_as_tensors(request),
             timeout_s=timeout_s(request, parameters),
-            stream_interval=stream_interval(parameters, self._config.stream_interval),
+            stream_interval=stream_interval(parameters, self._triton.options.stream_interval),
             keeps_end=flag(parameters, KEEP_END_TOKEN, False),
         )
 
@@ -340,7 +335,7 @@ class Stub:
         """What a request's client is to get now: tokens, or its end."""
         try:
             if active.lane is not None:
-                if self._config.decoupled and not active.was_greeted:
+                if self._triton.decoupled and not active.was_greeted:
                     active.was_greeted = True
                     self._responder.respond(active, {}, False)
                 self._send_rows([active])
@@ -354,7 +349,7 @@ class Stub:
             self._break_off(active, error)
         if (failure := active.take_failure()) is not None:
             self._send_failure(active, failure)
-        elif active.has_left and self._responder.close(active, self._config.decoupled):
+        elif active.has_left and self._responder.close(active, self._triton.decoupled):
             self._complete(active)
 
     def _send_rows(self, requests: Iterable[ActiveRequest]) -> None:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,8 +59,9 @@ from kvforge.serving.stub.sender_pool import SenderPool
 from kvforge.serving.text_models.answer import Answer
 from kvforge.serving.text_models.engine_link import EngineLink
 from kvforge.serving.text_models.lanes import TextLanes
-from kvforge.serving.text_models.preprocess import load_tokenizer, make_preprocessor, num_text_bytes
+from kvforge.serving.text_models.preprocess import make_preprocessor, num_text_bytes, tokenizer_of
 from kvforge.serving.text_models.waiting_room import WaitingRoom
+from kvforge.serving.triton_config import TritonConfig
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -134,32 +134,30 @@ class ForwardedRequest:
 class TextServer:
     """What the `model.py` of both models calls. `pb` is triton_python_backend_utils."""
 
-    def __init__(self, pb: Any, args: dict[str, str]) -> None:
+    def __init__(self, pb: Any, config: TritonConfig) -> None:
         """Raises EngineError when the engine has no tokenizer."""
         self._pb = pb
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._inputs = [tensor["name"] for tensor in config["input"]]
-        self._accumulate = parameters["accumulate_tokens"].lower() == "true"
-        self._stream_interval = int(parameters.get(STREAM_INTERVAL, "1"))
-        self._preprocessor = make_preprocessor(parameters)
-        self._tokenizer = load_tokenizer(parameters["tokenizer_dir"], parameters.get("manifest_sha256"))
-        self._name = args["model_name"]
-        run_dir, lane = Path(parameters["run_dir"]), LANES[self._name]
-        self._keys = StreamKeys(run_dir, lane)
+        self._inputs = config.inputs
+        self._accumulate = config.parameters["accumulate_tokens"].lower() == "true"
+        self._stream_interval = config.options.stream_interval
+        self._preprocessor = make_preprocessor(config)
+        self._tokenizer = tokenizer_of(config)
+        self._name = config.name
+        lane = LANES[self._name]
+        self._keys = StreamKeys(config.run_dir, lane)
         self._open: dict[int, Answer] = {}
         self._senders: SenderPool[Answer] = SenderPool(self._send)
-        self._link = EngineLink(socket_path(run_dir), lane, self._on_rows, self._on_lost)
+        self._link = EngineLink(socket_path(config.run_dir), lane, self._on_rows, self._on_lost)
         self._responder = Responder(pb)
-        max_queue_size = int(parameters["max_queue_size"])
+        max_queue_size = config.options.max_queue_size
         self._admission = Admission(max_queue_size)
-        self._admission.max_num_seqs = config["max_batch_size"]
+        self._admission.max_num_seqs = config.max_batch_size
         # More than run at once, so that the engine's own queue is never empty while requests wait here.
-        num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
+        num_threads = min(config.max_batch_size + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
         self._room: WaitingRoom[ForwardedRequest] = WaitingRoom(num_threads, "bls")
-        self._drain = DrainClock(run_dir)
+        self._drain = DrainClock(config.run_dir)
         self._told_open = 0
         self._lanes = TextLanes()
         self._closing = threading.Event()

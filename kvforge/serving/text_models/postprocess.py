@@ -4,7 +4,6 @@ import numpy as np
 
 from kvforge.common.errors import RequestError
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.serving.text_models.preprocess import load_tokenizer
 
 
 class Postprocessor:
@@ -22,11 +21,6 @@ class Postprocessor:
         rows = zip(tokens.reshape(-1, tokens.shape[2]), lengths.reshape(-1).tolist(), strict=True)
         texts = [self._tokenizer.decode(row[:length].tolist()).encode() for row, length in rows]
         return np.array(texts, dtype=np.object_)
-
-
-def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:
-    """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
-    return Postprocessor(load_tokenizer(parameters["tokenizer_dir"], parameters.get("manifest_sha256")))
 
 
 def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:

@@ -14,6 +14,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.inputs import refuse_unsupported
 from kvforge.serving.contract.tensors import Tensors, text
 from kvforge.serving.contract.word_lists import encode_words
+from kvforge.serving.triton_config import TritonConfig
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens
 
 REFUSED = {
@@ -136,26 +137,30 @@ class Preprocessor:
         return bias
 
 
-def make_preprocessor(parameters: dict[str, str]) -> Preprocessor:
-    """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
-    tokenizer_dir = parameters["tokenizer_dir"]
-    manifest = _manifest(Path(tokenizer_dir))
-    lengths = [int(parameters.get("max_seq_len", "0")), 0 if manifest is None else manifest.max_seq_len]
-    tokenizer = load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256"))
+def make_preprocessor(config: TritonConfig) -> Preprocessor:
+    """For a model. Raises EngineError when there is no tokenizer."""
+    manifest = _manifest(Path(config.parameters["tokenizer_dir"]))
+    lengths = [config.options.max_seq_len, None if manifest is None else manifest.max_seq_len]
+    tokenizer = tokenizer_of(config)
     end_id = -1 if manifest is None else next(iter(manifest.eos_token_ids), -1)
     return Preprocessor(
         tokenizer,
         0 if manifest is None else manifest.vocab_size,
-        int(parameters.get("max_request_bytes", str(16 << 20))),
+        config.options.max_request_bytes,
         min(filter(None, lengths), default=0),
         end_id,
-        _pad_id(tokenizer, Path(tokenizer_dir), end_id),
+        _pad_id(tokenizer, Path(config.parameters["tokenizer_dir"]), end_id),
     )
 
 
 def num_text_bytes(tensors: Tensors) -> int:
     """Bytes of all texts of a request."""
     return sum(_num_bytes(tensors[name]) for name in ENSEMBLE_NAMES if name in tensors)
+
+
+def tokenizer_of(config: TritonConfig) -> Tokenizer:
+    """That of the engine which is served. Raises EngineError when there is none."""
+    return load_tokenizer(config.parameters["tokenizer_dir"], config.options.manifest_sha256)
 
 
 def load_tokenizer(directory: str, manifest_sha256: str | None = None) -> Tokenizer:

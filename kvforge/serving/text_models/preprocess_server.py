@@ -3,7 +3,6 @@
 A request with a long text is answered by a thread (lanes.py), so it holds up no other.
 """
 
-import json
 from functools import partial
 from typing import Any
 
@@ -17,18 +16,17 @@ from kvforge.serving.stub.admission import UnavailableError
 from kvforge.serving.stub.responder import Responder
 from kvforge.serving.text_models.lanes import TextLanes
 from kvforge.serving.text_models.preprocess import make_preprocessor, num_text_bytes
+from kvforge.serving.triton_config import TritonConfig
 
 
 class PreprocessingServer:
     """What `triton_repo/preprocessing/1/model.py` calls. `pb` is triton_python_backend_utils."""
 
-    def __init__(self, pb: Any, args: dict[str, str]) -> None:
+    def __init__(self, pb: Any, config: TritonConfig) -> None:
         """Raises EngineError when the engine has no tokenizer."""
         self._pb = pb
-        config = json.loads(args["model_config"])
-        self._inputs = [tensor["name"] for tensor in config["input"]]
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._preprocessor = make_preprocessor(parameters)
+        self._inputs = config.inputs
+        self._preprocessor = make_preprocessor(config)
         self._responder = Responder(pb)
         self._lanes = TextLanes()
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.options import BuildOptions, features_of, resolve
+from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.compiler.targets.vllm import check_own_options
 from kvforge.kv_policies import features, parse, policies
 from kvforge.kv_policies.compatibility import are_apart, compare
-from kvforge.kv_policies.features import Feature, Support, feature_of
+from kvforge.kv_policies.features import Asked, Feature, Support, feature_of, features_of
 from model_defs import load_config
 from model_defs.rope_config import QueryGrowth
 from tests.support.models.checkpoints import SMALL
@@ -101,5 +101,8 @@ def test_the_build_says_of_every_pair_what_the_table_says(first: Part) -> None:
             assert refused, f"{one.feature.name} and {other.feature.name}: {error}"
             continue
         assert not refused, f"{one.feature.name} and {other.feature.name} are built"
-        found = features_of(parse(options.kv_policy), options, config, resolved.dtype, resolved.kv_dtype)
+        drafts, is_predicted = options.max_draft_len, options.kv_prediction is not None
+        asked = Asked(config, parse(options.kv_policy), resolved.kv_dtype, resolved.dtype, options.target,
+                      options.weight_dtype, drafts, is_predicted)  # fmt: skip
+        found = features_of(asked)
         assert {id_of(one.feature), id_of(other.feature)} <= {id_of(feature) for feature in found}

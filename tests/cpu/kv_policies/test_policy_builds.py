@@ -37,7 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             ["--target", "tensorrt", "--kv-policy", "snapkv", "--kv-dtype", "fp8"],
-            "--kv-policy snapkv observes attention, which TensorRT's builder does not take with --kv-dtype fp8; give",
+            "--kv-policy snapkv needs the attention that every key receives, but with --kv-dtype fp8 and target "
+            "tensorrt the builder takes no plugin above a cut that reads the cache and writes what it observes; give",
         ),
         (["--page-size", "12"], "--page-size 12 is no multiple of shadowkv's chunk_size 8; give one that is."),
         (["--kv-policy", "shadowkv"], "rank 160 exceeds the 32 dimensions of a token's keys; give at most 32."),

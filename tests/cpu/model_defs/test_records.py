@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvforge.common.records import RecordError, read_record
 from model_defs import ModelConfig, load_config
-from model_defs.records import RecordError
 from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
 
 
@@ -20,7 +20,7 @@ def described(family: str = "llama", **changes: Any) -> dict[str, Any]:
 def test_every_family_comes_back_from_json(family: str) -> None:
     config_class, _ = ALL_FAMILIES[family]
     config = load_config(copy.deepcopy(config_class(**copy.deepcopy(SMALL)).to_dict()))
-    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert read_record(ModelConfig, json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_every_family_comes_back_from_json(family: str) -> None:
 )
 def test_what_is_no_model_is_refused(change: dict[str, Any], what: str) -> None:
     with pytest.raises(RecordError, match=what):
-        ModelConfig.from_json(described(**change))
+        read_record(ModelConfig, described(**change))
 
 
 def test_a_field_that_is_missing_is_named() -> None:
     data = described()
     del data["cut"]
     with pytest.raises(RecordError, match=r"^lacks cut$"):
-        ModelConfig.from_json(data)
+        read_record(ModelConfig, data)
     with pytest.raises(RecordError, match="impossible"):
-        ModelConfig.from_json([])
+        read_record(ModelConfig, [])

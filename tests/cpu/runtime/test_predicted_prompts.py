@@ -14,7 +14,7 @@ from kvforge.compiler.options import BuildOptions
 from kvforge.prediction.load import load_pair
 from kvforge.prediction.predicted_generation import generate
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.speculation.options import add_speculation_options, speculation_arguments, speculation_options
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.prediction import own_predictor, random_predictor
 from tests.support.schedules.engine_schedules import Plan, check_tokens, random_plan, run_plan
@@ -181,12 +181,12 @@ def test_what_does_not_go_with_a_predictor_is_refused(tmp_path: Path) -> None:
         LLMEngine(session=plain, num_pages=64, exact_tokens=ExactTokens())
 
 
-def test_the_options_reach_the_engine_process() -> None:
+def test_the_options_of_a_command_line() -> None:
     parser = argparse.ArgumentParser()
     add_speculation_options(parser)
-    for exact in (None, ExactTokens(), ExactTokens(4, 2, 0.25)):
-        found = speculation_options(parser.parse_args(speculation_arguments(None, None, exact)))
-        assert found.get("exact_tokens") == exact
+    four_two = ["--exact-first", "4", "--exact-last", "2", "--exact-share", "0.25"]
+    for words, exact in (([], None), (["--exact-last", "1"], ExactTokens()), (four_two, ExactTokens(4, 2, 0.25))):
+        assert speculation_options(parser.parse_args(words)).get("exact_tokens") == exact
     with pytest.raises(KvforgeError, match="--exact-share"):
         speculation_options(parser.parse_args(["--exact-share", "2"]))
 

@@ -15,7 +15,9 @@ from tritonclient.grpc import model_config_pb2
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import load_manifest
-from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.engine.command import process_command
+from kvforge.serving.options import read_serve_file
+from kvforge.serving.server.options import ServerOptions
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 
 NAMES = [
@@ -29,10 +31,10 @@ def test_names(tmp_path: Path, name: str) -> None:
     engine = tmp_path / name
     engine.mkdir()
     link = tmp_path / "run" / ENGINE_LINK
-    options = ServerOptions()
-    command = engine_command(engine, options)
+    command = process_command(engine)
     assert command[3] == str(engine)
-    materialise(tmp_path / "run" / "models", engine, command, 4, options.request_limits)
+    materialise(tmp_path / "run" / "models", engine, command, 4, ServerOptions())
+    assert read_serve_file(tmp_path / "run").engine_command == tuple(command)
     for model in MODELS:
         text = (tmp_path / "run" / "models" / model / "config.pbtxt").read_text(encoding="utf-8")
         config = text_format.Parse(text, model_config_pb2.ModelConfig())
@@ -41,7 +43,6 @@ def test_names(tmp_path: Path, name: str) -> None:
         values = {key: value.string_value for key, value in config.parameters.items()}
         if model == "tensorrt_llm":
             assert values["gpt_model_path"] == str(link)
-            assert json.loads(values["engine_command"]) == command
         if "tokenizer_dir" in values:
             assert values["tokenizer_dir"] == str(link / "tokenizer")
     assert link.samefile(engine)
@@ -56,8 +57,8 @@ assert sys.getfilesystemencoding() == "ascii"
 exec(Path(sys.argv[1]).read_text().partition("triton_python_backend_utils")[0].rpartition("\\n")[0])
 import module_of_a_folder
 from kvforge.serving.stub.config import StubConfig
-parameters = {name: {"string_value": value} for name, value in json.loads(sys.argv[2]).items()}
-config = StubConfig.of({"input": [], "parameters": parameters})
+from kvforge.serving.triton_config import TritonConfig
+config = StubConfig.of(TritonConfig.of({"model_name": "", "model_version": "1", "model_config": sys.argv[2]}))
 assert (config.tokenizer_dir / "tokenizer.json").read_text() == "{}"
 for command in (config.engine_command, [config.python, "-c", "print('ran')"]):
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "ran\\n"
@@ -79,11 +80,12 @@ def test_a_stub_reads_and_starts_all_though_it_knows_names_in_ascii_alone(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "executable", str(python))
     program = "import os, sys; assert os.path.isdir(sys.argv[1]), sys.argv; print('ran')"
-    materialise(tmp_path / "run" / "models", engine, [str(python), "-c", program, str(engine)], 4)
+    materialise(tmp_path / "run" / "models", engine, [str(python), "-c", program, str(engine)], 4, ServerOptions())
     model = tmp_path / "run" / "models" / "tensorrt_llm"
     config = text_format.Parse((model / "config.pbtxt").read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-    parameters = json.dumps({key: value.string_value for key, value in config.parameters.items()})
-    command = [os.path.realpath("/proc/self/exe"), "-c", AS_A_STUB, str(model / "1" / "model.py"), parameters]
+    parameters = {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
+    described = json.dumps({"input": [], "max_batch_size": 4, "parameters": parameters})
+    command = [os.path.realpath("/proc/self/exe"), "-c", AS_A_STUB, str(model / "1" / "model.py"), described]
     stub = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, text=True)
     assert stub.returncode == 0, stub.stderr
 

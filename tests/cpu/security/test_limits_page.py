@@ -19,6 +19,7 @@ from kvforge.serving.contract.parameters import (
     STREAM_INTERVAL,
     TIMEOUT,
 )
+from kvforge.serving.server.options import ServerOptions
 from kvforge.serving.server.repository import materialise
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +43,7 @@ def triton_inputs() -> set[str]:
     found = {tensor["name"] for name in ("tensorrt_llm", "ensemble") for tensor in CONTRACT["models"][name]["inputs"]}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "models"
-        materialise(target, Path("/engine"), ["python"], max_batch_size=1)
+        materialise(target, Path("/engine"), ["python"], 1, ServerOptions())
         for path in target.glob("*/config.pbtxt"):
             config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
             found |= {tensor.name for tensor in config.input}

@@ -68,7 +68,7 @@ FORBIDDEN = {
 """What each part must not import, at any depth of nesting inside its files."""
 
 WITHOUT_TORCH = (
-    "model_defs/config.py", "model_defs/__init__.py", "model_defs/weights.py", "model_defs/records.py",
+    "model_defs/config.py", "model_defs/__init__.py", "model_defs/weights.py", "kvforge/common/records.py",
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
     "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
     "kvforge/planning", "kvforge/hub", "kvforge/remote", "kvforge/bench/load.py", "kvforge/bench/traces.py",

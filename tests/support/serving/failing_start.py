@@ -135,7 +135,7 @@ def prepare(stage: str) -> None:
         gateway_process.gateway_command = lambda options: [sys.executable, "-c", program]
     elif kind == "port":
         launcher.choose_ports = of_a_port(*what.split("-"))
-    launcher.engine_command = fake_command if kind in AFTER_THE_ENGINE else lambda *args: command
+    launcher.process_command = fake_command if kind in AFTER_THE_ENGINE else lambda *args: command
 
 
 if __name__ == "__main__":

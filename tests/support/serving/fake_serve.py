@@ -28,5 +28,5 @@ if __name__ == "__main__":
     launcher.HUNG_AFTER_S = drain.HUNG_AFTER_S = own.hung_after_s
     given = {"--step-s": own.step_s, "--floor-s": own.floor_s, "--gate": own.gate}
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
-    launcher.engine_command = partial(fake_command, more=words)
+    launcher.process_command = partial(fake_command, more=words)
     sys.exit(main(["serve", *arguments]))

@@ -9,20 +9,18 @@ from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.server.launcher import TritonServer
-from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.server.options import ServerOptions
 from tests.support.serving import fake_engine
 
 
-def fake_command(engine_dir: Path, options: ServerOptions, target: str = "cpu", more: Sequence[str] = ()) -> list[str]:
-    """As `engine_command`; `more` are arguments that only this process takes."""
-    words = engine_command(engine_dir, options, target)
-    return [sys.executable, fake_engine.__file__, *words[words.index(str(engine_dir)) :], *more]
+def fake_command(engine_dir: Path, target: str = "cpu", more: Sequence[str] = ()) -> list[str]:
+    """As `process_command`; `more` are arguments that only this process takes."""
+    return [sys.executable, fake_engine.__file__, str(engine_dir), *more]
 
 
 def fake_server(engine_dir: Path, **options: Any) -> TritonServer:
     """A Triton server with these options."""
-    given = ServerOptions(**options)
-    return TritonServer(engine_dir, given, fake_command(engine_dir, given))
+    return TritonServer(engine_dir, ServerOptions(**options), fake_command(engine_dir))
 
 
 def fake_tokens(engine_dir: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -1,26 +1,18 @@
 """Triton's `postprocessing` model: token ids in, text out. The work is in kvforge.serving.text_models.postprocess."""
 
-import json
-
 import triton_python_backend_utils as pb_utils
 
 from kvforge.serving.contract.failures import failure_of
-from kvforge.serving.logs.request_log import configure_model
-from kvforge.serving.processes.facts import server_of_stub
-from kvforge.serving.processes.stacks import show_when_asked
-from kvforge.serving.processes.watchdog import end_with_server
-from kvforge.serving.text_models.postprocess import make_postprocessor
+from kvforge.serving.text_models.postprocess import Postprocessor
+from kvforge.serving.text_models.preprocess import tokenizer_of
+from kvforge.serving.triton_config import begin_model
 
 READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH")
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        end_with_server(server_of_stub())
-        show_when_asked()
-        configure_model(args)
-        settings = json.loads(args["model_config"])["parameters"]
-        self._postprocessor = make_postprocessor({key: value["string_value"] for key, value in settings.items()})
+        self._postprocessor = Postprocessor(tokenizer_of(begin_model(args)))
 
     def execute(self, requests):
         return [self._answer(request) for request in requests]

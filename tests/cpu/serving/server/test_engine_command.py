@@ -1,49 +1,61 @@
-"""The limits of `kvforge serve` reach the engine process."""
+"""The options of a server as its processes read them: from the engine process's command line and from serve.json."""
 
-import argparse
+import json
 from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import EngineError
+from kvforge.common.exact_intervals import ExactTokens
+from kvforge.common.records import RecordError, from_text, to_text
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
-from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.options import SERVE_FILE, EngineOptions, ModelOptions, read_serve_file, write_serve_file
+from kvforge.serving.server.options import ServerOptions
+
+GIVEN = [
+    {},
+    {"max_seq_len": 128, "log_level": "INFO", "log_format": "json", "manifest_sha256": "ab"},
+    {"max_num_seqs": 3, "max_num_tokens": 64, "kv_cache_gib": 0.5, "enable_prefix_cache": False},
+    {"prefix_dir": Path("/büro/\udcff"), "prefix_gib": 2.0},
+    {"early_exit_threshold": 0.75, "early_exit_prompts": True},
+    {"speculative": SpeculativeConfig("ngram", 7, 3, 9)},
+    {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small"))},
+    {"speculative": SpeculativeConfig("suffix", suffix_sharing="all")},
+    {"speculative": SpeculativeConfig("early_exit", 6), "exact_tokens": ExactTokens(1, 2, 0.5)},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_the_engine_process_reads_what_the_server_was_given(given: dict) -> None:
+    options = ServerOptions(**given, http_port=1, max_queue_size=3)
+    read = from_text(EngineOptions, to_text(options, EngineOptions))
+    assert read == EngineOptions(**given)
+    assert read.of_engine() == {
+        k: v for k, v in given.items() if k not in ("log_level", "log_format", "manifest_sha256")
+    }
+
+
+@pytest.mark.parametrize("given", [*GIVEN, {"wrap_token_ids": True, "engine_command": ("a", "ö \n"), "python": "é"}])
+def test_the_models_read_what_the_server_was_given(tmp_path: Path, given: dict) -> None:
+    write_serve_file(ServerOptions(**given, decoupled=False, stream_interval=5), tmp_path)
+    assert read_serve_file(tmp_path) == ModelOptions(**given, stream_interval=5)
+
+
+def test_a_server_that_was_started_by_hand_has_the_defaults(tmp_path: Path) -> None:
+    assert read_serve_file(tmp_path) == ModelOptions()
 
 
 @pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        (ServerOptions(), []),
-        (ServerOptions(max_seq_len=128), ["--max-seq-len", "128"]),
-        (ServerOptions(max_num_seqs=3, max_num_tokens=64), ["--max-num-seqs", "3", "--max-num-tokens", "64"]),
-        (ServerOptions(kv_cache_gib=0.5, enable_prefix_cache=False), ["--kv-cache-gib", "0.5", "--no-prefix-cache"]),
-    ],
+    ("change", "what"), [({"colour": 1}, "unknown field colour"), ({"max_queue_size": "1"}, "impossible values")]
 )
-def test_limits_become_flags(options: ServerOptions, flags: list[str]) -> None:
-    command = engine_command(Path("engine"), options)
-    assert command[command.index("--log-format") + 2 :] == flags
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"speculative": None, "early_exit_threshold": None},
-        {"speculative": None, "early_exit_threshold": 0.75},
-        {"speculative": None, "early_exit_threshold": 0.75, "early_exit_prompts": True},
-        {"speculative": SpeculativeConfig("ngram"), "early_exit_threshold": None},
-        {"speculative": SpeculativeConfig("ngram", 7, 3, 9), "early_exit_threshold": None},
-        {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small")), "early_exit_threshold": None},
-        {"speculative": SpeculativeConfig("suffix", suffix_sharing="all"), "early_exit_threshold": None},
-        {"speculative": SpeculativeConfig("early_exit", 6), "early_exit_threshold": None},
-    ],
-)
-def test_the_engine_process_reads_the_same_speculation(given: dict) -> None:
-    command = engine_command(Path("engine"), ServerOptions(**given))
-    parser = argparse.ArgumentParser()
-    add_speculation_options(parser)
-    assert speculation_options(parser.parse_args(command[command.index("--log-format") + 2 :])) == given
-
-
-def test_the_log_s_form_and_level_are_the_server_s() -> None:
-    command = engine_command(Path("engine"), ServerOptions(log_level="INFO", log_format="json"))
-    assert command[command.index("--log-level") :] == ["--log-level", "INFO", "--log-format", "json"]
+def test_a_damaged_file_is_refused(tmp_path: Path, change: dict, what: str) -> None:
+    write_serve_file(ServerOptions(), tmp_path)
+    path = tmp_path / SERVE_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(EngineError, match=f"serve.json .*{what}.*; start kvforge serve again"):
+        read_serve_file(tmp_path)
+    path.write_text("{")
+    with pytest.raises(EngineError, match="is no JSON"):
+        read_serve_file(tmp_path)
+    with pytest.raises(RecordError, match="lacks"):
+        from_text(EngineOptions, "{}")

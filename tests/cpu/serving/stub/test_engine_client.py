@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import EngineError
+from kvforge.common.records import to_text
 from kvforge.common.refusals import Refusal
 from kvforge.serving.engine.output_rows import StepOutput
+from kvforge.serving.options import EngineOptions
 from kvforge.serving.processes.facts import process_id, wait_gone
 from kvforge.serving.stub import engine_client
 from kvforge.serving.stub.engine_client import EngineClient
@@ -297,7 +299,7 @@ def test_no_room_for_a_thread_refuses_the_request_and_no_more(
 def test_an_engine_that_was_replaced_is_started_once(listener: Listener, tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text(json.dumps({"manifest_sha256": "another"}))
     command = [sys.executable, "-m", "kvforge.serving.engine.process", str(tmp_path), "--server-pid", str(os.getpid())]
-    client = EngineClient([*command, "--manifest-sha256", "abc"], listener)
+    client = EngineClient([*command, "--options", to_text(EngineOptions(manifest_sha256="abc"))], listener)
     with pytest.raises(EngineError, match="was replaced by another one while it was served; restart kvforge serve"):
         client.start()
     assert client.state == "replaced"

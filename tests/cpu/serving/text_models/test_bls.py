@@ -16,8 +16,10 @@ import pytest
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage, read_rows
 from kvforge.serving.engine.protocol import BLOB
+from kvforge.serving.options import ModelOptions, write_serve_file
 from kvforge.serving.text_models.bls import TextServer
 from kvforge.serving.text_models.lanes import SHORT_BYTES
+from kvforge.serving.triton_config import TritonConfig
 from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
 
@@ -116,8 +118,8 @@ def failed(triton: Triton, outcome: str, message: str) -> SimpleNamespace:
 def make_server(folder: Path, script: Any, accumulate: bool = False, interval: int = 1) -> tuple[Triton, TextServer]:
     """The connection to the stub is one that takes everything."""
     write_byte_tokenizer(folder)
-    parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "max_queue_size": "2",
-                  "run_dir": str(folder), "max_request_bytes": "10000", "stream_interval": str(interval)}  # fmt: skip
+    parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "run_dir": str(folder)}
+    write_serve_file(ModelOptions(max_queue_size=2, max_request_bytes=10000, stream_interval=interval), folder)
     names = ("text_input", "max_tokens", "top_k", "stream", "num_draft_tokens")
     config = {
         "max_batch_size": 2,
@@ -126,7 +128,8 @@ def make_server(folder: Path, script: Any, accumulate: bool = False, interval: i
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
     triton = Triton(script)
-    server = TextServer(triton, {"model_config": json.dumps(config), "model_name": "ensemble"})
+    args = {"model_config": json.dumps(config), "model_name": "ensemble", "model_version": "1"}
+    server = TextServer(triton, TritonConfig.of(args))
     triton.say = Say(server)
     server._link = SimpleNamespace(
         connect=lambda: None, tell_open=triton.told_open.append, cancel=triton.cancelled.append, close=lambda: None
@@ -235,7 +238,7 @@ def test_a_lost_connection_ends_what_runs(tmp_path: Path) -> None:
 def test_tokens_that_cannot_be_shown_end_their_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = panicking_decoder()
     (bad,), fine = tokenizer.encode(PANICKING_TEXT), tokenizer.encode("fox")
-    monkeypatch.setattr("kvforge.serving.text_models.bls.load_tokenizer", lambda *arguments: tokenizer)
+    monkeypatch.setattr("kvforge.serving.text_models.bls.tokenizer_of", lambda *arguments: tokenizer)
 
     def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
         say(inputs, fine, 0)

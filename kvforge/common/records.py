@@ -1,12 +1,12 @@
-"""Frozen dataclasses from JSON data: all fields there, no others, each of its type."""
+"""Frozen dataclasses as JSON and back: all fields there, no others, each of its type."""
 
 import dataclasses
+import json
 import math
 import re
+from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-
-from model_defs.errors import ModelError
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -21,7 +21,8 @@ def read_record(kind: type[Record], data: object) -> Record:
     """Return the dataclass ``kind`` whose fields are those of the JSON object ``data``; lists become tuples.
 
     Raises:
-        RecordError: a field is missing or unknown, has a value of another type, or the class refuses the values.
+        RecordError: a field is missing or unknown, has a value of another type, or the class refuses the values with a
+            ValueError.
     """
     if not isinstance(data, dict):
         raise RecordError(IMPOSSIBLE)
@@ -29,10 +30,27 @@ def read_record(kind: type[Record], data: object) -> Record:
     missing, unknown = kinds.keys() - data.keys(), data.keys() - kinds.keys()
     if missing or unknown:
         raise RecordError(f"lacks {min(missing)}" if missing else f"has the unknown field {min(unknown)}")
+    values = {name: _value(each, data[name]) for name, each in kinds.items()}
     try:
-        return kind(**{name: _value(each, data[name]) for name, each in kinds.items()})
-    except ModelError:
+        return kind(**values)
+    except ValueError:
         raise RecordError(IMPOSSIBLE) from None
+
+
+def to_text(record: Any, kind: type | None = None) -> str:
+    """Return a dataclass as JSON, of which ``from_text`` makes it again; of the fields of its base ``kind`` alone."""
+    names = {field.name for field in dataclasses.fields(kind or record)}
+    values = {name: value for name, value in dataclasses.asdict(record).items() if name in names}
+    return json.dumps(values, default=str)
+
+
+def from_text(kind: type[Record], text: str) -> Record:
+    """Return what ``to_text`` wrote. Raises RecordError for all else."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"is no JSON ({error})") from None
+    return read_record(kind, data)
 
 
 def _value(kind: Any, value: Any) -> Any:
@@ -40,6 +58,8 @@ def _value(kind: Any, value: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if NoneType in arguments:
         return None if value is None else _value(arguments[0], value)
+    if origin is Literal and value in arguments:
+        return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return read_record(kind, value)
     if origin is tuple and isinstance(value, list):
@@ -50,6 +70,8 @@ def _value(kind: Any, value: Any) -> Any:
         return {name: _value(arguments[1], each) for name, each in value.items()}
     elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         return float(value)
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
     elif kind in (bool, int, str) and type(value) is kind and not (kind is str and _SURROGATE.search(value)):
         return value
     raise RecordError(IMPOSSIBLE)
