@@ -220,7 +220,7 @@ def _check_observed_cache(policy: KVPolicy, kv_dtype: str) -> None:
     """Raise BuildError for what TensorRT for RTX 1.7 does not build: above the cut a pool in FP8 that a plugin reads
     beside another tensor that it writes in place."""
     is_fp8 = any(one.torch_dtype == "float8_e4m3fn" for one in written_formats(kv_dtype, kv_dtype))
-    if is_fp8 and any("attention_mass" in x for x in policy.operators):
+    if is_fp8 and any("attention_mass" in x for x in policy.insertion.operators):
         raise BuildError(
             f"--kv-policy {policy.name} observes attention, which TensorRT's builder does not take with --kv-dtype "
             f"{kv_dtype}; give --kv-dtype int8."

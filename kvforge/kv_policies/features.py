@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvforge.common.number_formats import KV_FORMATS
-from kvforge.kv_policies.full import Full
+from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import policies
 
@@ -247,11 +247,8 @@ VLLM = Feature(
 
 
 def needs_of(policy: KVPolicy) -> frozenset[Need]:
-    """Return what a policy declares that it needs, and what every policy besides ``full`` does."""
-    implied = {Need.OWN_CACHE, Need.OWN_ENGINE} if policy.name != Full.name else set()
-    if type(policy).layer_insertion is not KVPolicy.layer_insertion:
-        implied.add(Need.INSERTION)
-    return policy.needs | implied
+    """Return what a policy needs, and an insertion where it has one."""
+    return policy.needs if policy.insertion is NOTHING_INSERTED else policy.needs | {Need.INSERTION}
 
 
 def feature_of(policy: KVPolicy) -> Feature:
@@ -278,7 +275,7 @@ def all_features() -> tuple[Feature, ...]:
     every = (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(replace(feature_of(policy()), name=policy.title) for policy in policies().values()),
+        *(replace(feature_of(policy), name=policy.title) for policy in (kind() for kind in policies().values())),
         QUANTIZED_CACHE,
         STATIC_CACHE,
         INT4_CACHE,

@@ -15,11 +15,17 @@ NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("not
 class NotesTokens(Eviction):
     """Notes the last ``num_noted`` tokens of prompts that evict. They go past the cut, and no prefix has them."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.state_inputs = (*(one for one in cls.state_inputs if one not in NOTE_INPUTS), *NOTE_INPUTS)
-        cls.slot_columns = (*(name for name in cls.slot_columns if name != "note_from"), "note_from")
-        cls.needs = cls.needs | {Need.ATTENTION_SCORES, Need.PLAIN_WRITES}
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {Need.ATTENTION_SCORES, Need.PLAIN_WRITES}
+
+    @property
+    def state_inputs(self) -> tuple[StateInput, ...]:
+        return (*super().state_inputs, *NOTE_INPUTS)
+
+    @property
+    def slot_columns(self) -> tuple[str, ...]:
+        return (*super().slot_columns, "note_from")
 
     @property
     @abstractmethod

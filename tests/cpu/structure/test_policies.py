@@ -47,7 +47,7 @@ def test_a_policys_words_are_its_own() -> None:
 def test_numbers_need_neither_torch_nor_models() -> None:
     code = (
         "import sys; from kvforge.kv_policies import OwnerCache, parse; policy = parse('shadowkv'); "
-        "policy.state_pools(OwnerCache(8, 128, 32, 16)); policy.max_cached(9000, 9100); "
+        "policy.keeping.state_pools(OwnerCache(8, 128, 32, 16)); policy.max_cached(9000, 9100); "
         "assert not {'torch', 'model_defs'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

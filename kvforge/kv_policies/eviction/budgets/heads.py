@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.policy import check_largest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
-@dataclass(frozen=True)
-class HeadBudgets(SharedBudget):
+@dataclass(frozen=True, init=False)
+class HeadBudgets(AroundRule):
     """The heads of an owner keep ``budget`` tokens on average, and at least ``floor_percent`` of that each.
 
     Raises:
@@ -23,12 +24,15 @@ class HeadBudgets(SharedBudget):
 
     floor_percent: int = 20
 
-    budget_name: ClassVar[str] = "adakv"
-    optional: ClassVar[frozenset[str]] = frozenset({"floor_percent"})
+    wrapper_name: ClassVar[str] = "adakv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("floor_percent", 100)
+        check_largest(self, "floor_percent", 100)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        return super().optional | {"floor_percent"}
 
     @property
     def floor(self) -> int:

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
 
 if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
-@dataclass(frozen=True)
-class PyramidBudgets(SharedBudget):
+@dataclass(frozen=True, init=False)
+class PyramidBudgets(AroundRule):
     """The heads of the last owner keep ``budget / beta`` tokens, those of the first as many more than ``budget`` as
     these fewer, those between lie on a line (section 4.2). No head keeps fewer than the rule protects, or more than
     there are: then the line is flatter."""
 
     beta: int = 20
 
-    budget_name: ClassVar[str] = "pyramid"
+    wrapper_name: ClassVar[str] = "pyramid"
     owners_share: ClassVar[bool] = True
 
     @property

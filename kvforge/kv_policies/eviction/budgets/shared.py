@@ -10,7 +10,8 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
-from kvforge.kv_policies.policy import Need, OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import Need
 from kvforge.kv_policies.state import (
     EngineMemory,
     InputBuilder,
@@ -43,10 +44,13 @@ class SharedBudget(Eviction):
     is_by_sequence: ClassVar[bool] = True
     views_pools: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.state_inputs = (*(one for one in cls.state_inputs if one != _LANE_SLOT), _LANE_SLOT)
-        cls.needs = cls.needs | {Need.PER_HEAD_LENGTHS}
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {Need.PER_HEAD_LENGTHS}
+
+    @property
+    def state_inputs(self) -> tuple[StateInput, ...]:
+        return (*super().state_inputs, _LANE_SLOT)
 
     @property
     def calendar(self) -> Calendar:

@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
-from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import check_largest
 from kvforge.kv_policies.state import InputBuilder, StatePool
 
 if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
-@dataclass(frozen=True)
-class SqueezeBudgets(NotesTokens, CeilingBudget):
+@dataclass(frozen=True, init=False)
+class SqueezeBudgets(AroundRule, NotesTokens, CeilingBudget):
     """Owners fall into three groups by the mean cosine of hidden states before and after their attention. Those of the
     group with the largest cosines keep ``share_percent`` of the budget, the others share what is left (algorithm 1).
 
@@ -29,12 +31,12 @@ class SqueezeBudgets(NotesTokens, CeilingBudget):
     share_percent: int = 35
     similar: int = 32
 
-    budget_name: ClassVar[str] = "squeeze"
+    wrapper_name: ClassVar[str] = "squeeze"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("share_percent", 100)
-        self.check_largest("similar", 4096)
+        check_largest(self, "share_percent", 100)
+        check_largest(self, "similar", 4096)
 
     @property
     def num_noted(self) -> int:

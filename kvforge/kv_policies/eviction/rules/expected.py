@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
 from kvforge.kv_policies.eviction.noted import NotesTokens
-from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import check_largest
 from kvforge.kv_policies.state import InputBuilder, StatePool
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class Expected(NotesTokens):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("window", 4096)
-        self.check_largest("covariance", 1)
+        check_largest(self, "window", 4096)
+        check_largest(self, "covariance", 1)
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.observation import Statistic
+from kvforge.kv_policies.policy import check_largest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class FastGen(CeilingBudget):
             if getattr(self, parameter) == 0:
                 object.__setattr__(self, parameter, max(3 * self.budget // 10, 1))
         super().__post_init__()
-        self.check_largest("recover_percent", 100)
+        check_largest(self, "recover_percent", 100)
 
     @property
     def num_observed(self) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
 from kvforge.kv_policies.eviction.policy import Eviction
-from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.state import EngineMemory, PolicyState, StatePool
 
 if TYPE_CHECKING:
