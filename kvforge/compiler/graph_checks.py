@@ -13,8 +13,7 @@ from kvforge.common.graph_nodes import argument, source_of
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.seal_checks import broken_rule
-from kvforge.kv_policies import policies
-from kvforge.kv_policies.sealing.policy import SealedPages
+from kvforge.kv_policies.registry import operators
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
@@ -208,8 +207,7 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
         if target.namespace in ("aten", "prims"):
             return None
         name: str = target._schema.name
-        known = (*(kind() for kind in policies().values()), SealedPages())
-        is_policys = any(name in policy.insertion.operators for policy in known)
+        is_policys = name in operators()
         if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
             return name
         if is_policys or any(name in names for names in _ALLOWED.values()):

@@ -2,18 +2,7 @@
 
 from kvforge.kv_policies.full import Full
 from kvforge.kv_policies.owner_cache import OwnerCache
-from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need
+from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import broken_policies, load, of_cache, parse, policies
 
-__all__ = [
-    "BASIC_NEEDS",
-    "Full",
-    "KVPolicy",
-    "Need",
-    "OwnerCache",
-    "broken_policies",
-    "load",
-    "of_cache",
-    "parse",
-    "policies",
-]
+__all__ = ["Full", "KVPolicy", "Need", "OwnerCache", "broken_policies", "load", "of_cache", "parse", "policies"]

@@ -7,7 +7,7 @@ from itertools import combinations
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.features import Feature, Kind, Limitation, Support, all_features, needs_of
 from kvforge.kv_policies.policy import Need
-from kvforge.kv_policies.registry import policies
+from kvforge.kv_policies.registry import defaults
 
 _ORDER = tuple(Support)
 _WORDS = {Support.YES: "yes", Support.CONDITION: "if", Support.NO: "no"}
@@ -77,8 +77,8 @@ def are_apart(one: Feature, other: Feature) -> bool:
 def needs_table() -> str:
     """Return the table of what each policy needs; those with the same needs share a row."""
     kin: dict[frozenset[Need], list[str]] = {}
-    for policy in policies().values():
-        kin.setdefault(needs_of(policy()), []).append(f"`{policy.name}`")
+    for policy in defaults():
+        kin.setdefault(needs_of(policy), []).append(f"`{policy.name}`")
     return _markdown(
         ["policy", "needs"],
         [

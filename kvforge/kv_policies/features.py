@@ -7,7 +7,7 @@ from enum import Enum
 from kvforge.common.number_formats import KV_FORMATS
 from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED
 from kvforge.kv_policies.policy import KVPolicy, Need
-from kvforge.kv_policies.registry import policies
+from kvforge.kv_policies.registry import defaults
 
 
 class Support(Enum):
@@ -275,7 +275,7 @@ def all_features() -> tuple[Feature, ...]:
     every = (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(replace(feature_of(policy), name=policy.title) for policy in (kind() for kind in policies().values())),
+        *(replace(feature_of(policy), name=policy.title) for policy in defaults()),
         QUANTIZED_CACHE,
         STATIC_CACHE,
         INT4_CACHE,

@@ -32,6 +32,11 @@ def policies() -> dict[str, type[KVPolicy]]:
     return _found()[0]
 
 
+def defaults() -> list[KVPolicy]:
+    """Return every policy with its default parameters."""
+    return [kind() for kind in policies().values()]
+
+
 def broken_policies() -> dict[str, str]:
     """Return, by the names of their entry points, why policies of other packages could not be loaded."""
     return _found()[1]
@@ -86,6 +91,11 @@ def of_cache(policy: KVPolicy, kv_dtype: str) -> KVPolicy:
     if Need.OWN_CACHE in policy.needs:
         raise BuildError(f"--kv-dtype {kv_dtype} goes with --kv-policy full alone, not {policy.name}; leave one out.")
     return SealedPages()
+
+
+def operators() -> frozenset[str]:
+    """Return what the insertions of all policies call, on caches of any format."""
+    return frozenset(name for one in (*defaults(), SealedPages()) for name in one.insertion.operators)
 
 
 def _named(name: str) -> Callable[..., KVPolicy]:

@@ -30,9 +30,8 @@ def is_possible(manifest: Manifest) -> bool:
         and all(map(is_inside, manifest.files))
         and all(map(_CAPABILITY.fullmatch, manifest.plan_capabilities))
         and _has_policy(manifest)
-        and (
-            not manifest.predicts
-            or not (model.has_cut or Need.OWN_CACHE in manifest.policy.needs or manifest.max_draft_len)
+        and not (
+            manifest.predicts and (model.has_cut or manifest.max_draft_len or Need.OWN_CACHE in manifest.policy.needs)
         )
     )
 

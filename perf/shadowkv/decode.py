@@ -53,7 +53,7 @@ def traffic(manifest: Manifest, load: Load, hit_rate: float) -> Traffic:
     """Return what all layers read in a step in which this share of the selected chunks is in place."""
     cache, policy = manifest.owner_cache, manifest.policy
     device, host = (
-        read(cache, load.context, 1) for read in (policy.device_bytes_read, policy.host_tier.num_bytes_read)
+        read(cache, load.context, 1) for read in (policy.device_bytes_read, policy.host_tier.host_bytes_read)
     )
     if isinstance(policy, ShadowKV):
         tokens = policy.num_selected(load.context) * policy.chunk_size if policy.is_factored(load.context) else 0
@@ -67,7 +67,7 @@ def kept(manifest: Manifest, load: Load) -> tuple[int, int]:
     cache, policy, number = manifest.owner_cache, manifest.policy, manifest.model.num_owners * load.batch
     return (
         number * policy.device_bytes(cache, load.context, 1),
-        number * policy.host_tier.num_bytes(cache, load.context, 1),
+        number * policy.host_tier.host_bytes(cache, load.context, 1),
     )
 
 

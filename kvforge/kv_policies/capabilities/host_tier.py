@@ -7,11 +7,11 @@ class HostTier:
     """Bytes of one sequence in one owner, as those of ``KVPolicy``. As it stands, that of a policy which keeps nothing
     there."""
 
-    def num_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Return the bytes kept in the host's memory."""
         return 0
 
-    def num_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+    def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Return the most bytes that a layer fetches from the host's memory for the next token."""
         return 0
 

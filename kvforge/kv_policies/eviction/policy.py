@@ -3,13 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.capabilities.insertion import Insertion
 from kvforge.kv_policies.capabilities.keeping import Keeping
 from kvforge.kv_policies.capabilities.observing import Observing
 from kvforge.kv_policies.eviction.calendar import Calendar, When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
@@ -22,11 +23,6 @@ from kvforge.kv_policies.state import (
     StateInput,
     StatePool,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
@@ -110,7 +106,7 @@ class Eviction(Keeping, Insertion, Observing, KVPolicy):
         return 0
 
     @abstractmethod
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         """Return ``[S, kv_heads, L]`` float32: the tokens with the largest stay, of equals the newer one."""
 
     @property

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
+from kvforge.kv_policies.capabilities.host_tier import HostTier
 from kvforge.kv_policies.capabilities.insertion import Insertion
 from kvforge.kv_policies.capabilities.keeping import Keeping
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.shadowkv.chunks import PromptChunks
-from kvforge.kv_policies.shadowkv.host import HostValues
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
 
 @dataclass(frozen=True)
-class ShadowKV(PromptChunks, Keeping, Insertion, KVPolicy):
+class ShadowKV(PromptChunks, Keeping, Insertion, HostTier, KVPolicy):
     """Once a prompt of S tokens is computed exactly, its keys become rank-``rank`` factors of the keys before RoPE, its
     values move to the host, and each decode step attends to
 
@@ -199,6 +199,14 @@ class ShadowKV(PromptChunks, Keeping, Insertion, KVPolicy):
         u = self.num_selected(num_prompt_tokens) * self.chunk_size * heads * self.rank * element_bytes
         return landmarks + sv + u + compact
 
-    @property
-    def host_tier(self) -> HostValues:
-        return HostValues(self)
+    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        """V of whole pages."""
+        tokens = self.num_state_pages(num_prompt_tokens, cache.page_size) * cache.page_size
+        return tokens * cache.num_kv_heads * cache.head_dim * cache.element_bytes
+
+    def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        """V of the selected tokens, as if no chunk had been there."""
+        if not self.is_factored(num_prompt_tokens):
+            return 0
+        tokens = self.num_selected(num_prompt_tokens) * self.chunk_size
+        return tokens * cache.num_kv_heads * cache.head_dim * cache.element_bytes

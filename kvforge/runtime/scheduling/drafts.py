@@ -18,7 +18,8 @@ class Drafts:
         self.limits: dict[Sequence, int] = {}
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """See ``Scheduler.propose``."""
+        """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one. A sequence
+        whose cache changes at some position has none."""
         if drafts and sequence.first_transition == NEVER:
             self.proposals[sequence] = drafts
 

@@ -31,6 +31,7 @@ class Scheduler(Holdings):
         work = RunningWork(self, self._predictions)
         self.admissions = Admissions(self, work)
         self.drafts = Drafts(self)
+        self.propose = self.drafts.propose
         stages = self.transitions, work, self.admissions, self.drafts
         self._stages = [stage.plan for stage in stages[0 if self.transitions.is_used else 1 :]]
 
@@ -40,13 +41,6 @@ class Scheduler(Holdings):
         if self._predictions is not None:
             self._predictions.add(sequence)
         self.wait(sequence)
-
-    def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one.
-
-        A sequence whose cache changes at some position has none.
-        """
-        self.drafts.propose(sequence, drafts)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out in any state and let go of its pages and slot; idempotent."""

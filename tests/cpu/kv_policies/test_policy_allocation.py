@@ -48,7 +48,7 @@ def test_allocation_is_the_formula(seed: int) -> None:
     generated, cache = rng.randint(0, 40), manifest.owner_cache
     device, host = allocated(manifest, lengths, generated)
     assert device == 2 * sum(policy.device_bytes(cache, length, generated) for length in lengths)
-    assert host == 2 * sum(policy.host_tier.num_bytes(cache, length, generated) for length in lengths)
+    assert host == 2 * sum(policy.host_tier.host_bytes(cache, length, generated) for length in lengths)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 5, 9])

@@ -90,7 +90,7 @@ def test_bytes_of_the_pools_are_the_policys():
     assert device_bytes(manifest, pools) == exact + manifest.model.num_owners * (
         policy.device_bytes(cache, 128) - compact
     )
-    assert host_bytes(manifest, pools) == manifest.model.num_owners * policy.host_tier.num_bytes(cache, 128)
+    assert host_bytes(manifest, pools) == manifest.model.num_owners * policy.host_tier.host_bytes(cache, 128)
     stats = engine.stats()
     assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (
         device_bytes(manifest, pools),
@@ -107,7 +107,7 @@ def test_bytes_of_the_pools_are_the_policys():
     assert stats["kv_device_used_bytes"] == manifest.model.num_owners * policy.device_bytes(
         cache, len(prompt), num_cached
     )
-    assert stats["kv_host_used_bytes"] == manifest.model.num_owners * policy.host_tier.num_bytes(cache, len(prompt))
+    assert stats["kv_host_used_bytes"] == manifest.model.num_owners * policy.host_tier.host_bytes(cache, len(prompt))
 
 
 WHOLE = 0.1

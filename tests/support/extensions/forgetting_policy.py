@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies import BASIC_NEEDS, KVPolicy, Need, OwnerCache
+from kvforge.kv_policies import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.policy import BASIC_NEEDS
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
 """Budgets around a rule: heads share them by the rule's scores, whichever rule it is."""
 
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.capabilities.wrapping import Wrapping
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True, init=False)
@@ -72,5 +68,5 @@ class AroundRule(SharedBudget, Wrapping):
     def num_protected(self) -> int:
         return self.rule.num_protected
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return self.rule.score(slots)

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.budgets.around import AroundRule
-
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
+from kvforge.kv_policies.eviction.names import ScoredLanes
 
 
 @dataclass(frozen=True, init=False)
@@ -36,5 +34,5 @@ class PyramidBudgets(AroundRule):
         step = 2 * (highest - self.budget) / max(num_owners - 1, 1)
         return [highest - owner * step if num_owners > 1 else Fraction(self.budget) for owner in range(num_owners)]
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         return self.divide_owners(owners, self.wanted(len(owners), owners[0].best.shape[1]), page_size)

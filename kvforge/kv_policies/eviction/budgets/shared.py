@@ -4,11 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar, When
+from kvforge.kv_policies.eviction.names import ScoredLanes
 from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import Need
@@ -20,9 +21,6 @@ from kvforge.kv_policies.state import (
     StateInput,
     StatePool,
 )
-
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 _LANE_SLOT = StateInput("lane_slot", neutral=-1)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
@@ -65,12 +63,12 @@ class SharedBudget(Eviction):
             )
 
     @abstractmethod
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         """Return the pages of each owner's heads: on average ``budget // page_size``, none more than ``max_pages`` or
         than its tokens fill. ``owners`` are those that share: all, or a single one."""
 
     def divide_owners(
-        self, owners: Sequence["ScoredLanes"], wanted: Sequence[Fraction], page_size: int
+        self, owners: Sequence[ScoredLanes], wanted: Sequence[Fraction], page_size: int
     ) -> list[list[int]]:
         """Return pages as ``divide`` does, as many for every head of an owner: those of about ``wanted`` tokens, and of
         no fewer than the rule protects."""

@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
+from kvforge.kv_policies.eviction.names import ScoredLanes
 from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import check_largest
 from kvforge.kv_policies.state import InputBuilder, StatePool
-
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
 
 @dataclass(frozen=True, init=False)
@@ -59,7 +57,7 @@ class SqueezeBudgets(AroundRule, NotesTokens, CeilingBudget):
         more = (len(groups) * self.budget - num_top * least) / max(len(groups) - num_top, 1)
         return [least if group == 2 else more for group in groups]
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         noted = min(self.similar, owners[0].best.shape[1])  # behind it lies what another sequence left
         cosines = [float(owner.slots.notes("similarity")[0, :noted].double().mean()) for owner in owners]
         return self.divide_owners(owners, self.wanted(cosines), page_size)

@@ -1,18 +1,14 @@
 """Expected attention (arXiv 2510.00636): the tokens that queries to come will probably attend to."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import check_largest
 from kvforge.kv_policies.state import InputBuilder, StatePool
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Expected(NotesTokens):
     def num_protected(self) -> int:
         return self.sinks
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         import torch
 
         exponent = slots.expected_exponent(self.window, self.sinks, self.future, bool(self.covariance))

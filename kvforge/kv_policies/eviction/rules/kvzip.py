@@ -2,21 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.kv_policies.capabilities.probing import Probing
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar
+from kvforge.kv_policies.eviction.names import ScoredLanes, Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED
 from kvforge.kv_policies.owner_cache import OwnerCache
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
-    from kvforge.kv_policies.eviction.slots import Slots
 
 _TAIL = 8
 """Tokens before a part that say where it begins."""
@@ -83,7 +78,7 @@ class KVzip(CeilingBudget):
     def num_protected(self) -> int:
         return self.sinks
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(slots.mass, slots.position < self.sinks)
 
     @property
@@ -96,7 +91,7 @@ class KVzip(CeilingBudget):
         repeated = num_tokens * (cache.token_bytes + self._state_bytes(cache))
         return super().prefill_bytes(cache, num_prompt_tokens) + repeated
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         import torch
 
         best, (num_heads, length) = torch.cat([one.best for one in owners]), owners[0].best.shape
