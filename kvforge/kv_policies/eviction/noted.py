@@ -3,12 +3,10 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from kvforge.kv_policies.eviction.observation import NOTE_INPUTS
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
 from kvforge.kv_policies.policy import Need
 from kvforge.kv_policies.state import StateInput
-
-NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
-"""See ``model_defs.notes``."""
 
 
 @dataclass(frozen=True)

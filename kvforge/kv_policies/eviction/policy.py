@@ -11,7 +11,7 @@ from kvforge.kv_policies.capabilities.keeping import Keeping
 from kvforge.kv_policies.capabilities.observing import Observing
 from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.names import Slots, Tensor
-from kvforge.kv_policies.eviction.observation import Statistic
+from kvforge.kv_policies.eviction.observation import OBSERVATION_INPUTS, Statistic
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.state import (
@@ -26,12 +26,6 @@ from kvforge.kv_policies.state import (
 
 NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
-OBSERVATION_INPUTS = (
-    StateInput("state_table", is_table=True, neutral=-1),
-    StateInput("observed"),
-    StateInput("scored"),
-)
-"""Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +237,11 @@ class Eviction(Keeping, Insertion, Observing, KVPolicy):
     # -- at run time -------------------------------------------------------------------------------------------
 
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        if self.statistic is None:
+        if not self.state_inputs:
             return NoInputs()
-        from kvforge.kv_policies.eviction.inputs import ObservationInputs
+        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
 
-        return ObservationInputs(page_size, max_num_seqs, max_state_pages)
+        return CombinedInputs(self.state_inputs, page_size, max_num_seqs, max_state_pages)
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         from kvforge.kv_policies.eviction.state import EvictionState

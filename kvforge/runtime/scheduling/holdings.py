@@ -1,8 +1,8 @@
 """Who waits and who runs, and the slots and pages that running sequences hold: numbers, never tensors."""
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
-from typing import Protocol
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import Sequence, Status
@@ -16,13 +16,6 @@ from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.scheduling.state_pages import StatePages
 
 _by_order = attrgetter("order")
-
-
-class Keeper(Protocol):
-    """What has something of running sequences."""
-
-    def give_back(self, sequence: Sequence) -> None:
-        """Take back all of it; the sequence still has its slot."""
 
 
 class Holdings:
@@ -43,7 +36,8 @@ class Holdings:
         self.slots = SlotTable(config.max_num_seqs, *max_pages, self._columns, is_sealed)
         self.state_pages = StatePages(config, self.slots)
         self.exact_pages = ExactPages(config, self.slots)
-        self.keepers: list[Keeper] = [self.state_pages, self.exact_pages]
+        self.give_back: list[Callable[[Sequence], None]] = [self.state_pages.give_back, self.exact_pages.give_back]
+        """Called for what a running sequence has, while it still has its slot."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -142,8 +136,8 @@ class Holdings:
             self.set_priorities(sequence)
         self.let_go(sequence.pages)
         sequence.pages = []
-        for keeper in self.keepers:
-            keeper.give_back(sequence)
+        for give_back in self.give_back:
+            give_back(sequence)
         sequence.cache_offset = 0
         for column in (self.slots.cache_offset, *self.slots.columns.values()):
             column[sequence.slot] = 0

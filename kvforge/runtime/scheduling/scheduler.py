@@ -26,7 +26,7 @@ class Scheduler(Holdings):
         probing, exact_tokens = config.kv_policy.probing, config.exact_tokens
         self._probes = None if probing is None else Probes(probing)
         self._predictions = None if exact_tokens is None else Predictions(self, exact_tokens)
-        self.keepers += [keeper for keeper in (self._probes, self._predictions) if keeper is not None]
+        self.give_back += [stage.give_back for stage in (self._probes, self._predictions) if stage is not None]
         self.transitions = Transitions(self, self._probes)
         work = RunningWork(self, self._predictions)
         self.admissions = Admissions(self, work)

@@ -10,20 +10,17 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.names import ScoredLanes
-from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
+from kvforge.kv_policies.eviction.observation import LANE_INPUTS
+from kvforge.kv_policies.eviction.policy import Eviction
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import Need
 from kvforge.kv_policies.state import (
     EngineMemory,
-    InputBuilder,
     LayerCheck,
     PolicyState,
     StateInput,
     StatePool,
 )
-
-_LANE_SLOT = StateInput("lane_slot", neutral=-1)
-"""A sequence's row of the pools behind, -1 before its cache is cut down."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class SharedBudget(Eviction):
 
     @property
     def state_inputs(self) -> tuple[StateInput, ...]:
-        return (*super().state_inputs, _LANE_SLOT)
+        return (*super().state_inputs, *LANE_INPUTS)
 
     @property
     def calendar(self) -> Calendar:
@@ -112,23 +109,6 @@ class SharedBudget(Eviction):
         if self.statistic is not None:
             observation = ObservationCheck(self.operators, self.statistic, of_attention=("scale", "k_scale"))
         return ColumnCheck(observation)
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
-
-        return CombinedInputs(self._input_builders(page_size, max_num_seqs, max_state_pages))
-
-    def _input_builders(
-        self, page_size: int, max_num_seqs: int, max_state_pages: int
-    ) -> list[tuple[InputBuilder, Sequence[StateInput]]]:
-        """Return what builds the inputs of observed queries, where there are any, and of lanes."""
-        from kvforge.kv_policies.eviction.lane_inputs import LaneInputs
-
-        lanes: tuple[InputBuilder, Sequence[StateInput]] = (LaneInputs(max_num_seqs), (_LANE_SLOT,))
-        if self.statistic is None:
-            return [lanes]
-        observed = super().make_input_builder(page_size, max_num_seqs, max_state_pages)
-        return [(observed, OBSERVATION_INPUTS), lanes]
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         from kvforge.kv_policies.eviction.budget_lanes import LaneState

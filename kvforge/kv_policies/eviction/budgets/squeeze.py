@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.names import ScoredLanes
-from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
+from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import check_largest
-from kvforge.kv_policies.state import InputBuilder, StatePool
+from kvforge.kv_policies.state import StatePool
 
 
 @dataclass(frozen=True, init=False)
@@ -67,12 +67,6 @@ class SqueezeBudgets(AroundRule, NotesTokens, CeilingBudget):
         from model_defs.similarity import SimilarLanes
 
         return SimilarLanes(**vars(super().layer_insertion()))
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs, NoteInputs
-
-        lanes = self._input_builders(page_size, max_num_seqs, max_state_pages)
-        return CombinedInputs([*lanes, (NoteInputs(max_num_seqs), NOTE_INPUTS)])
 
 
 def three_groups(values: Sequence[float]) -> list[int]:

@@ -8,7 +8,7 @@ from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import check_largest
-from kvforge.kv_policies.state import InputBuilder, StatePool
+from kvforge.kv_policies.state import StatePool
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,3 @@ class Expected(NotesTokens):
         from model_defs.noted_queries import NotedQueries
 
         return NotedQueries(num_pools=len(self.named_pools))
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import NoteInputs
-
-        return NoteInputs(max_num_seqs)
