@@ -139,7 +139,9 @@ def measure(workload: Workload, engine: Engine, seed: int, num_runs: int = 1, dr
     else:
         exits = {name: f"num_{name}" for name in ("early_exits", "prompt_early_exits")}
         result |= {name: after[key] - before[key] for name, key in exits.items() if after[key]}
-    result |= policy.report({name: after[f"num_{name}"] - before[f"num_{name}"] for name in policy.counters})
+    result |= policy.keeping.report(
+        {name: after[f"num_{name}"] - before[f"num_{name}"] for name in policy.keeping.counters}
+    )
     if num_runs > 1:
         result["runs_total_s"] = [run.total for run in runs]
     return result

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         drafts=drafts,
         early_exits=options["early_exit_threshold"] is not None,
         prompt_exits="early_exit_prompts" in options,
-        policy=engine.config.kv_policy.report_columns,
+        policy=engine.config.kv_policy.keeping.report_columns,
     )
     if not args.json:
         print(table.head())

@@ -22,6 +22,7 @@ def check_comparable(checkpoint: Path, options: "BuildOptions", text: str) -> No
     from kvforge.common.errors import BuildError
     from kvforge.compiler.options import resolve
     from kvforge.evaluation.documents import text_documents
+    from kvforge.kv_policies import Need
     from kvforge.runtime.text.tokenizer import Tokenizer
 
     if options.target != "cpu":
@@ -32,7 +33,7 @@ def check_comparable(checkpoint: Path, options: "BuildOptions", text: str) -> No
     opened = open_model(checkpoint)
     stored = opened.quantization.kv_cache_algo if opened.quantization is not None else None
     resolved = resolve(options, read_model_config(opened), opened.dtype("model.embed_tokens.weight"), stored)
-    is_cut_down = options.kv_prediction is not None or resolved.policy.name != "full"
+    is_cut_down = options.kv_prediction is not None or Need.OWN_CACHE in resolved.policy.needs
     if resolved.quantized_weights is None and resolved.kv_dtype == resolved.dtype and not is_cut_down:
         raise BuildError(
             "--check-against has nothing to compare: weights and cache of this engine are not rounded; give "

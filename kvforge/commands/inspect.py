@@ -97,10 +97,11 @@ def run(args: argparse.Namespace) -> int:
 def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
     """Say what a prompt of the longest length keeps, and beside another policy what it would keep in full."""
     from kvforge.common.byte_sizes import format_bytes
+    from kvforge.kv_policies import Need
 
     device, host, full = (memory[f"sequence_{name}_bytes"] for name in ("device", "host", "full"))
     size = f"{format_bytes(device)} on the device"
-    if manifest.kv_policy != "full":
+    if Need.OWN_CACHE in manifest.policy.needs:
         size += f", {format_bytes(host)} in host memory (in full {format_bytes(full)})"
     return f"{size} after a prompt of {manifest.max_seq_len} tokens"
 

@@ -103,7 +103,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; raises KvforgeError for a model or a cut that is none."""
     from kvforge.common.errors import KvforgeError
-    from kvforge.kv_policies import Full, parse
+    from kvforge.kv_policies import Need, parse
     from kvforge.planning.load import load_subject
     from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
     from kvforge.planning.plot import plot_plan
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         all_pairs=args.group_size is not None,
     )
     plan = make_plan(subject.name, subject.model, variants, work, fleet, args.tokens_per_second)
-    if args.kv_policy is not None or policy != Full():
+    if args.kv_policy is not None or Need.OWN_CACHE in policy.needs:
         plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
     if size is not None:
         plan["ranks"] = plan_ranks(subject.name, variants, work, fleet, size)

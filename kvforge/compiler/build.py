@@ -119,7 +119,7 @@ def open_prediction(path: str | Path, config: ModelConfig, options: ResolvedOpti
 
 def num_positions(options: ResolvedOptions) -> int:
     """Return how many positions the engine's table of cos and sin has: 0 where its KV policy needs none."""
-    insertion = options.policy.layer_insertion()
+    insertion = options.policy.insertion.layer_insertion()
     return options.max_seq_len if insertion is not None and insertion.needs_positions else 0
 
 
@@ -136,11 +136,11 @@ def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) ->
 
     tokenizer = read_tokenizer(tokenizer_file)
     fields: dict[str, Any] = {}
-    if policy.reads_tokens:
+    if policy.keeping.reads_tokens:
         fields["special_tokens"] = special_ids(tokenizer, vocab_size)
         fields["punctuation_tokens"] = punctuation_ids(tokenizer, vocab_size)
-    if policy.texts:
-        fields["policy_texts"] = tuple(text_ids(tokenizer, text, vocab_size) for text in policy.texts)
+    if policy.probing is not None:
+        fields["policy_texts"] = tuple(text_ids(tokenizer, text, vocab_size) for text in policy.probing.texts)
     return fields
 
 

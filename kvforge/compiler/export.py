@@ -69,7 +69,7 @@ def _empty(specs: Sequence[tuple[tuple[int, ...], torch.dtype]], device: str) ->
 
 def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of an owner's pool."""
-    layout, pages = options.cache_layout(config), _EXACT_PAGES if options.policy.seals_pages else _PAGES
+    layout, pages = options.cache_layout(config), _EXACT_PAGES if options.policy.sealing else _PAGES
     state = layout.state({"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES})
     return torch_specs([*layout.written(pages, owner), *state])
 
@@ -77,7 +77,7 @@ def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> lis
 def state_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[Tensor, ...], ...]:
     """Return the last argument of ``lower`` and ``upper`` where the KV policy has inputs, of three sequences; nothing
     elsewhere."""
-    inputs = options.policy.state_inputs
+    inputs = options.policy.keeping.state_inputs
     shapes = [one.shape(_SEQUENCES, _COLUMNS if one.by_pages else _STATE_COLUMNS) for one in inputs]
     return (tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),) if inputs else ()
 
@@ -134,7 +134,7 @@ def export_lower(
 ) -> ExportedGraph:
     """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.layer_insertion())
+        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion())
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
@@ -150,7 +150,7 @@ def export_upper(
 ) -> ExportedGraph:
     """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.layer_insertion())
+        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion())
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read

@@ -13,8 +13,7 @@ from kvforge.common.graph_nodes import argument, source_of
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.seal_checks import broken_rule
-from kvforge.kv_policies import KVPolicy, policies
-from kvforge.kv_policies.sealing.policy import SealedPages
+from kvforge.kv_policies.registry import operators
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
@@ -66,7 +65,7 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     if graph.name == "predict":
         _check_prediction(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
     elif graph.name != "early_exit":
-        check = _check_sealing if options.policy.seals_pages else _check_cache
+        check = _check_sealing if options.policy.sealing else _check_cache
         check(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
     _check_results(graph, [options.torch_dtype if graph.name in ("lower", "predict") else torch.float32])
 
@@ -91,10 +90,10 @@ def _check_cache(
     writes: Counter[int] = Counter()
     reads: list[int] = []
     inserted: list[Node] = []
-    check = options.policy.layer_check()
+    check = options.policy.insertion.layer_check()
     for node, name in calls:
         if name not in _ALLOWED[graph.name]:
-            if name not in options.policy.operators:
+            if name not in options.policy.insertion.operators:
                 _fail(graph, node, f"calls {name}, which is not of the engine's KV policy {options.policy.name}")
             inserted.append(node)
             continue
@@ -179,7 +178,7 @@ def _pool_inputs(
     """Map each pool placeholder's name to what it is; the pools are the last of the graph's ``inputs`` (default: all)
     but those of the KV policy."""
     specs = pool_specs(config, options, config.owners[0])
-    state = options.policy.named_pools
+    state = options.policy.keeping.named_pools
     own = _POOL_ARGUMENTS if config.latent is None else _POOL_ARGUMENTS[::2]
     roles = (*own[: len(specs) - len(state)], *(pool.name for pool in state))
     expected = [
@@ -188,7 +187,7 @@ def _pool_inputs(
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
     names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
-    end = len(names) - len(options.policy.state_inputs)
+    end = len(names) - len(options.policy.keeping.state_inputs)
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
     for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):
@@ -208,8 +207,7 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
         if target.namespace in ("aten", "prims"):
             return None
         name: str = target._schema.name
-        known: tuple[type[KVPolicy], ...] = (*policies().values(), SealedPages)
-        is_policys = any(name in policy.operators for policy in known)
+        is_policys = name in operators()
         if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
             return name
         if is_policys or any(name in names for names in _ALLOWED.values()):
@@ -222,7 +220,7 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
 def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
     """Return the owner whose pools ``node`` takes, all of them and each in its place."""
     values = {role: argument(node, role) for role in _POOL_ARGUMENTS if _takes(node, role)}
-    is_view = options.policy.views_pools and _operator_name(graph, node) not in _CACHE_WRITERS
+    is_view = options.policy.insertion.views_pools and _operator_name(graph, node) not in _CACHE_WRITERS
     nodes = {role: value for role, value in values.items() if isinstance(value, Node)}
     found = {role: pools.get((source_of(node) if is_view else node.name) or "") for role, node in nodes.items()}
     owner = next((pool.owner for pool in found.values() if pool is not None), -1)

@@ -128,7 +128,7 @@ def _drop_untouched_pools(model: ir.Model, options: ResolvedOptions) -> None:
         if _source(value) in graph.inputs:
             graph.outputs.remove(value)
     RemoveUnusedNodesPass()(model)
-    of_policy = {pool.name for pool in options.policy.named_pools}
+    of_policy = {pool.name for pool in options.policy.keeping.named_pools}
     for value in list(graph.inputs):
         if role_of(str(value.name)) in of_policy and not value.uses() and not value.is_graph_output():
             graph.inputs.remove(value)

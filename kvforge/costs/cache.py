@@ -27,7 +27,8 @@ def exact_bytes(
 ) -> int:
     """Return the bytes of exact pages over all owners, for so many running sequences and tokens a step; 0 unless the
     format has groups."""
-    num_pages = of_cache(Full(), kv_dtype).num_exact_pages(num_sequences, num_tokens, page_size)
+    sealing = of_cache(Full(), kv_dtype).sealing
+    num_pages = 0 if sealing is None else sealing.num_exact_pages(num_sequences, num_tokens, page_size)
     return num_pages * page_size * cached_numbers(model) * exact_bits // 8
 
 

@@ -32,7 +32,7 @@ class CacheLayout:
     @property
     def state_pools(self) -> tuple[StatePool, ...]:
         """What the policy has of an owner."""
-        return self.policy.state_pools(self.owner_cache)
+        return self.policy.keeping.state_pools(self.owner_cache)
 
     def written(self, num_pages: int, owner: int) -> list[Spec]:
         """Return the tensors of the layer ``owner`` that a step writes to: K and V elements ``[num_pages, page_size,

@@ -6,9 +6,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvforge.common.number_formats import KV_FORMATS, QUANTIZED_WEIGHT_BYTES, written_formats
-from kvforge.kv_policies.full import Full
+from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED
 from kvforge.kv_policies.policy import KVPolicy, Need
-from kvforge.kv_policies.registry import policies
+from kvforge.kv_policies.registry import defaults
 
 if TYPE_CHECKING:
     from model_defs import ModelConfig
@@ -325,13 +325,11 @@ _OF_TARGETS = (CUDA, TENSORRT)
 
 
 def needs_of(policy: KVPolicy) -> frozenset[Need]:
-    """Return what a policy declares that it needs, and what every policy besides ``full`` does."""
-    implied = {Need.OWN_CACHE, Need.OWN_ENGINE} if policy.name != Full.name else set()
-    if type(policy).layer_insertion is not KVPolicy.layer_insertion:
-        implied.add(Need.INSERTION)
-        if policy.layer_insertion().needs_positions:
-            implied.add(Need.ONE_ROTATION)
-    return policy.needs | implied
+    """Return what a policy needs, and an insertion where it has one."""
+    if policy.insertion is NOTHING_INSERTED:
+        return policy.needs
+    has_positions = policy.insertion.layer_insertion().needs_positions
+    return policy.needs | {Need.INSERTION} | ({Need.ONE_ROTATION} if has_positions else set())
 
 
 def feature_of(policy: KVPolicy) -> Feature:
@@ -356,7 +354,7 @@ def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
 def all_features() -> tuple[Feature, ...]:
     """Return all of them, in the order of the table; what needs and limits the same is one."""
     kin: list[list[Feature]] = []
-    of_policies = [replace(feature_of(policy()), name=policy.title) for policy in policies().values()]
+    of_policies = [replace(feature_of(policy), name=policy.title) for policy in defaults()]
     for feature in (*_OF_LAYERS, *of_policies, *_OF_CACHES, *_OF_OPTIONS, *_OF_MODELS, *_OF_TARGETS, VLLM):
         same = (of for of in kin if _acts(of[0]) == _acts(feature))
         if (found := next(same, None)) is None:

@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
+from inspect import isabstract
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 from kvforge.common.errors import BuildError, first_line
 from kvforge.common.number_formats import KV_FORMATS
 from kvforge.common.suggestions import did_you_mean
-from kvforge.kv_policies.full import Full
+from kvforge.kv_policies.capabilities.wrapping import Wrapping
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.sealing.policy import SealedPages
 
@@ -29,6 +30,11 @@ def policies() -> dict[str, type[KVPolicy]]:
     They are looked for at the first call, not at import: a policy's file imports this package.
     """
     return _found()[0]
+
+
+def defaults() -> list[KVPolicy]:
+    """Return every policy with its default parameters."""
+    return [kind() for kind in policies().values()]
 
 
 def broken_policies() -> dict[str, str]:
@@ -82,12 +88,18 @@ def of_cache(policy: KVPolicy, kv_dtype: str) -> KVPolicy:
     """
     if not KV_FORMATS[kv_dtype].is_grouped:
         return policy
-    if policy.name != Full.name:
+    if Need.OWN_CACHE in policy.needs:
         raise BuildError(f"--kv-dtype {kv_dtype} goes with --kv-policy full alone, not {policy.name}; leave one out.")
     return SealedPages()
 
 
-def _named(name: str) -> type[KVPolicy]:
+def operators() -> frozenset[str]:
+    """Return what the insertions of all policies call, on caches of any format."""
+    return frozenset(name for one in (*defaults(), SealedPages()) for name in one.insertion.operators)
+
+
+def _named(name: str) -> Callable[..., KVPolicy]:
+    """Return what makes the policy ``name`` of its parameters."""
     base, plus, variant = name.partition("+")
     if base not in policies():
         if base in broken_policies():
@@ -97,15 +109,21 @@ def _named(name: str) -> type[KVPolicy]:
     policy = policies()[base]
     if not plus:
         return policy
-    if variant not in policy.variants():
-        choice = f"choose from {', '.join(policy.variants())}" if policy.variants() else _others_with(variant)
+    possible = wrappers_of(base)
+    if variant not in possible:
+        choice = f"choose from {', '.join(possible)}" if possible else _others_with(variant)
         raise BuildError(f"the KV policy {base} cannot be combined with {variant!r}; {choice}.")
-    return policy.variant(variant)
+    return functools.partial(cast(Callable[..., KVPolicy], possible[variant]), policy)
+
+
+def wrappers_of(name: str) -> dict[str, type[Wrapping]]:
+    """Return by name, in alphabetical order, what may go around the policy ``name``."""
+    return {wrapper: kind for wrapper, kind in _wrappers().items() if kind.can_wrap(policies()[name])}
 
 
 def _others_with(variant: str) -> str:
-    """Return what to do about a policy that has no variants, in the imperative."""
-    others = [name for name, policy in policies().items() if variant in policy.variants()]
+    """Return what to do about a policy that nothing goes around, in the imperative."""
+    others = [name for name in policies() if variant in wrappers_of(name)]
     return "leave the rest out" + (f", or combine it with one of {', '.join(others)}" if others else "")
 
 
@@ -114,7 +132,7 @@ def _found() -> tuple[dict[str, type[KVPolicy]], dict[str, str]]:
     """What other packages bring may be broken: that concerns those alone who ask for it."""
     found: dict[str, type[KVPolicy]] = {}
     broken: dict[str, str] = {}
-    for policy in sorted(_own(), key=attrgetter("name")):
+    for policy in sorted((kind for kind in _own() if isinstance(kind.name, str)), key=attrgetter("name")):
         _add(found, policy)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
@@ -126,6 +144,15 @@ def _found() -> tuple[dict[str, type[KVPolicy]], dict[str, str]]:
     return found, broken
 
 
+@functools.cache
+def _wrappers() -> dict[str, type[Wrapping]]:
+    """Policies of this package without a name of their own, by what follows another one's."""
+    kinds = (
+        kind for kind in _own() if issubclass(kind, Wrapping) and not (isinstance(kind.name, str) or isabstract(kind))
+    )
+    return {kind.wrapper_name: kind for kind in sorted(kinds, key=attrgetter("wrapper_name"))}
+
+
 def _add(found: dict[str, type[KVPolicy]], policy: object) -> None:
     if not (isinstance(policy, type) and issubclass(policy, KVPolicy)):
         raise TypeError("this is no subclass of KVPolicy")
@@ -134,12 +161,12 @@ def _add(found: dict[str, type[KVPolicy]], policy: object) -> None:
     name = getattr(policy, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{policy.__name__}.name is {name!r}; give lower-case letters, digits and underscores")
+    made = policy()  # every parameter has a default
     for attribute, (is_one, kind) in _ATTRIBUTES.items():
-        if not is_one(value := getattr(policy, attribute, None)):
-            raise TypeError(f"{policy.__name__}.{attribute} is {value!r}; give {kind}")
+        if not is_one(value := attrgetter(attribute)(made)):
+            raise TypeError(f"{policy.__name__}.{attribute.rpartition('.')[2]} is {value!r}; give {kind}")
     if found.get(name, policy) is not policy:
         raise ValueError(f"there is a KV policy {name!r} already")
-    policy()  # every parameter has a default
     found[name] = policy
 
 
@@ -153,9 +180,9 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, frozenset) and all(isinstance(need, Need) for need in value),
         "a frozenset of Need",
     ),
-    "operators": (_are_texts, "a tuple of names"),
-    "slot_columns": (_are_texts, "a tuple of names"),
-    "counters": (
+    "insertion.operators": (_are_texts, "a tuple of names"),
+    "keeping.slot_columns": (_are_texts, "a tuple of names"),
+    "keeping.counters": (
         lambda value: isinstance(value, Mapping) and _are_texts((*value, *value.values())),
         "names with texts",
     ),

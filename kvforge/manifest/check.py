@@ -5,6 +5,7 @@ import re
 from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, WEIGHT_BYTES
 from kvforge.common.relative_names import is_inside
+from kvforge.kv_policies import Need
 from kvforge.manifest.manifest import Manifest
 from model_defs.config import MAX_SIZE
 
@@ -28,8 +29,10 @@ def is_possible(manifest: Manifest) -> bool:
         and all(0 <= token < model.vocab_size for each in tokens for token in each)
         and all(map(is_inside, manifest.files))
         and all(map(_CAPABILITY.fullmatch, manifest.plan_capabilities))
-        and (not manifest.predicts or not (model.has_cut or manifest.kv_policy != "full" or manifest.max_draft_len))
         and _has_policy(manifest)
+        and not (
+            manifest.predicts and (model.has_cut or manifest.max_draft_len or Need.OWN_CACHE in manifest.policy.needs)
+        )
     )
 
 
@@ -37,7 +40,8 @@ def _has_policy(manifest: Manifest) -> bool:
     """Whether the policy is one, with all its parameters in range and for such heads and pages."""
     try:
         manifest.policy.check(manifest.model.num_kv_heads, manifest.model.head_dim, manifest.page_size)
-        has_texts = len(manifest.policy_texts) == len(manifest.policy.texts)
+        probing = manifest.policy.probing
+        has_texts = len(manifest.policy_texts) == (0 if probing is None else len(probing.texts))
         return has_texts and manifest.policy.parameters == manifest.kv_policy_parameters
     except KvforgeError:
         return False

@@ -11,7 +11,7 @@ from kvforge.costs.cache import cached_numbers, kv_bytes, kv_element_bytes, kv_s
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
 from kvforge.costs.weights import step_weight_bytes
-from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load, of_cache
+from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load, of_cache
 from model_defs import ModelConfig
 
 SCHEMA_VERSION = 7
@@ -176,8 +176,12 @@ class Manifest:
     @property
     def exact_bytes(self) -> int:
         """Bytes of all exact pages of as many sequences as the engine serves; 0 unless pages are sealed."""
-        count = self.policy.num_exact_pages(self.max_num_seqs, self.max_num_tokens, self.page_size)
-        return count * self.exact_page_bytes
+        return self.num_exact_pages(self.max_num_seqs) * self.exact_page_bytes
+
+    def num_exact_pages(self, max_num_seqs: int) -> int:
+        """Return the exact pages for so many running sequences; 0 unless pages are sealed."""
+        sealing = self.policy.sealing
+        return 0 if sealing is None else sealing.num_exact_pages(max_num_seqs, self.max_num_tokens, self.page_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -196,7 +200,7 @@ class Manifest:
     @property
     def has_observers(self) -> bool:
         """Tokens go past the cut for what the KV policy makes of their attention."""
-        return self.model.has_cut and Need.ATTENTION_SCORES in self.policy.needs
+        return self.model.has_cut and self.policy.observing is not None
 
     @property
     def max_num_survivors(self) -> int:

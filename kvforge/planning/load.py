@@ -7,7 +7,7 @@ from kvforge.common.checkpoint_files import gguf_name, is_gguf
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
 from kvforge.hub import find_config, parse_name
-from kvforge.kv_policies import Full, KVPolicy
+from kvforge.kv_policies import Full, KVPolicy, Need
 from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.plan import DEFAULT_STEP_TOKENS
 from kvforge.planning.presets import PRESETS
@@ -69,7 +69,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             subject,
             weight_dtype=manifest.weight_dtype,
             kv_dtype=manifest.kv_dtype,
-            policy=Full() if manifest.policy.name == Full.name else manifest.policy,  # on a cache of any format
+            policy=manifest.policy if Need.OWN_CACHE in manifest.policy.needs else Full(),  # on a cache of any format
             page_size=manifest.page_size,
             step_tokens=manifest.max_num_tokens,
             is_engine=True,

@@ -51,7 +51,7 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     auxiliary = cache.padded(manifest.max_seq_len) * manifest.auxiliary_bytes_per_token
     return {
         "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len) + auxiliary,
-        "sequence_host_bytes": owners * policy.host_bytes(cache, manifest.max_seq_len),
+        "sequence_host_bytes": owners * policy.host_tier.host_bytes(cache, manifest.max_seq_len),
         "sequence_full_bytes": owners * of_cache(Full(), manifest.kv_dtype).device_bytes(cache, manifest.max_seq_len)
         + auxiliary,
     }
@@ -83,13 +83,13 @@ def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: PlannedWorklo
     return {
         "name": variant.name,
         "device_bytes": device,
-        "host_bytes": model.num_owners * policy.host_bytes(cache, tokens),
+        "host_bytes": model.num_owners * policy.host_tier.host_bytes(cache, tokens),
         "full_bytes": full,
         "times_smaller": full / device,
         "times_smaller_than_first_in_full": plain_full / device,
         "prefill_bytes": model.num_owners * policy.prefill_bytes(cache, tokens),
         "step_device_bytes_read": layers * policy.device_bytes_read(cache, tokens),
-        "step_host_bytes_read": layers * policy.host_bytes_read(cache, tokens),
+        "step_host_bytes_read": layers * policy.host_tier.host_bytes_read(cache, tokens),
         "step_full_bytes_read": layers * in_full.device_bytes_read(cache, tokens),
         "by_context": {
             str(length): {
@@ -112,7 +112,7 @@ def _fit(policy: KVPolicy, variant: Variant, work: PlannedWorkload, machine: Mac
     full = model.num_owners * in_full.device_bytes(cache, *lengths)
     prefill = model.num_owners * policy.prefill_bytes(cache, work.input_tokens)
     sequences = sequences_that_fit(free, each, prefill)
-    host = sequences * model.num_owners * policy.host_bytes(cache, *lengths)
+    host = sequences * model.num_owners * policy.host_tier.host_bytes(cache, *lengths)
     return {
         "name": variant.name,
         "sequences": sequences,

@@ -85,13 +85,13 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
         -(-longest // page_size),
         -(-policy.num_cached(max_seq_len, max_seq_len) // page_size),
         manifest.page_bytes,
-        policy.num_state_pages(max_seq_len, page_size),
+        policy.keeping.num_state_pages(max_seq_len, page_size),
         num_bytes(in_pages, False),
         num_bytes(in_pages, True),
         num_bytes((pool for pool in pools if pool.rows == "sequences"), False),
         bool(in_pages),
-        policy.num_scratch_pages(page_size),
-        policy.num_exact_pages(max_num_seqs, manifest.max_num_tokens, page_size) * manifest.exact_page_bytes,
+        0 if policy.probing is None else policy.probing.num_scratch_pages(page_size),
+        manifest.num_exact_pages(max_num_seqs) * manifest.exact_page_bytes,
     )
 
 

@@ -34,7 +34,7 @@ class RuntimeConfig:
     """Tokens of one step that can go past the cut."""
     kv_policy: KVPolicy = field(default_factory=Full)
     has_observers: bool = False
-    """See ``KVPolicy.num_observers``; False without a cut, where all tokens go through all layers."""
+    """See ``Observing``; False without a cut, where all tokens go through all layers."""
     num_state_pages: int = 0
     """Pages of what the policy keeps of sequences besides K,V."""
     num_exact_pages: int = 0
@@ -50,13 +50,13 @@ class RuntimeConfig:
     @property
     def max_state_pages_per_seq(self) -> int:
         """State pages of a sequence, at least 1."""
-        return max(self.kv_policy.num_state_pages(self.max_seq_len, self.page_size), 1)
+        return max(self.kv_policy.keeping.num_state_pages(self.max_seq_len, self.page_size), 1)
 
     def pages_needed(self, num_prompt_tokens: int, length: int) -> tuple[int, int]:
         """Return the K,V pages that a sequence of ``length`` computed tokens takes at its largest, and state pages."""
         policy = self.kv_policy
         num_cached = policy.max_cached(num_prompt_tokens, length)
-        return -(-num_cached // self.page_size), policy.num_state_pages(num_prompt_tokens, self.page_size)
+        return -(-num_cached // self.page_size), policy.keeping.num_state_pages(num_prompt_tokens, self.page_size)
 
 
 def resolve_config(
@@ -127,7 +127,7 @@ def resolve_config(
         kv_policy=manifest.policy,
         has_observers=manifest.has_observers,
         num_state_pages=num_state_pages,
-        num_exact_pages=manifest.policy.num_exact_pages(max_seqs, manifest.max_num_tokens, manifest.page_size),
+        num_exact_pages=manifest.num_exact_pages(max_seqs),
         exact_tokens=(exact_tokens or ExactTokens()) if manifest.predicts else None,
     )
 

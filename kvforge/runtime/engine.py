@@ -290,7 +290,7 @@ class LLMEngine:
             "num_early_exits": self.runner.num_early_exits,
             "num_prompt_early_exits": self.runner.num_prompt_early_exits,
             "num_preemptions": scheduler.num_preemptions,
-            "num_reused_tokens": scheduler.num_reused_tokens,
+            "num_reused_tokens": scheduler.admissions.num_reused_tokens,
             **self._tier_stats(),
             **cache_stats(self.manifest, scheduler),
             **{f"num_{name}": count for name, count in self.runner.policy_counters.items()},

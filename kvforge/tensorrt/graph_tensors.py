@@ -57,7 +57,7 @@ def policy_inputs(graph: str, policy: KVPolicy) -> dict[str, tuple[str, ...]]:
     """Return the inputs of a graph behind its pools, as ``INPUTS`` has those before."""
     if graph not in ("lower", "upper"):
         return {}
-    kinds = policy.state_inputs
+    kinds = policy.keeping.state_inputs
     columns = {one.name: ("columns" if one.by_pages else "state_columns",) if one.is_table else () for one in kinds}
     return {one.name: ("sequences", *columns[one.name]) for one in kinds}
 
@@ -69,7 +69,7 @@ def cache_roles(kv_dtype: str) -> tuple[str, ...]:
 
 def pool_roles(kv_dtype: str, policy: KVPolicy) -> tuple[str, ...]:
     """Return what the tensors of an owner's pool are, in order: the cache's, then the KV policy's."""
-    return (*cache_roles(kv_dtype), *(pool.name for pool in policy.named_pools))
+    return (*cache_roles(kv_dtype), *(pool.name for pool in policy.keeping.named_pools))
 
 
 def pool_names(owners: Sequence[int], kv_dtype: str, policy: KVPolicy) -> list[str]:
@@ -79,7 +79,7 @@ def pool_names(owners: Sequence[int], kv_dtype: str, policy: KVPolicy) -> list[s
 
 def operators_of(policy: KVPolicy) -> list[str]:
     """Return the names of the operators that a policy calls before an attention, in order."""
-    return [name.removeprefix(f"{NAMESPACE}::") for name in policy.operators]
+    return [name.removeprefix(f"{NAMESPACE}::") for name in policy.insertion.operators]
 
 
 def written_roles(graph: str, kv_dtype: str, policy: KVPolicy) -> frozenset[str]:
@@ -97,5 +97,5 @@ def role_of(name: str) -> str:
 
 def rows_of(name: str, policy: KVPolicy) -> str:
     """Return what the first dimension of the pool ``name`` counts, its only dynamic one."""
-    rows = {pool.name: _ROWS[pool.rows] for pool in policy.named_pools}
+    rows = {pool.name: _ROWS[pool.rows] for pool in policy.keeping.named_pools}
     return rows.get(role_of(name), "pages")

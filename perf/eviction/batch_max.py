@@ -67,7 +67,7 @@ def num_sequences(manifest: Manifest, pool_bytes: int, input_tokens: int, output
     """Return how many sequences fit while all are at their largest, and the pages and state pages that they take."""
     config = resolve_config(manifest, 0, max_num_seqs=1, num_pages=1 << 16)
     pages, state_pages = config.pages_needed(input_tokens, input_tokens + output_tokens - 1)
-    state = manifest.policy.state_pools(manifest.owner_cache)
+    state = manifest.policy.keeping.state_pools(manifest.owner_cache)
     state_bytes = manifest.model.num_owners * sum(
         int(np.prod(pool.shape)) * np.dtype(pool.dtype).itemsize for pool in state if pool.rows == "pages"
     )

@@ -30,7 +30,7 @@ class Mechanism:
         """Return what a computed prompt of ``tokens`` keeps on the device, and in host memory."""
         shape = with_cut(model, CUT, self.group_size) if self.cut else without_cut(model)
         policy, cache = of_cache(parse(self.policy), self.kv_dtype), owner_cache(shape, self.kv_dtype, PAGE_SIZE)
-        sizes = policy.device_bytes(cache, tokens), policy.host_bytes(cache, tokens)
+        sizes = policy.device_bytes(cache, tokens), policy.host_tier.host_bytes(cache, tokens)
         return shape.num_owners * sizes[0], shape.num_owners * sizes[1]
 
 

@@ -41,7 +41,7 @@ def share(sequences: Sequence[Running], page_size: int) -> Sharing:
         in_tables += sum(len(sequence.pages) for sequence in scheduler.running)
         held += scheduler.pool.num_used
     num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
-    return Sharing(1 - held / in_tables, scheduler.num_reused_tokens / num_prompt)
+    return Sharing(1 - held / in_tables, scheduler.admissions.num_reused_tokens / num_prompt)
 
 
 def samples(lengths: Lengths, num_samples: int) -> list[Running]:

@@ -43,7 +43,7 @@ def engine_of(model: str, rule: str, budget: int | None, length: int, work: Path
     """Return the engine of a cell, built or copied if it is not there yet."""
     slug = model.replace(", ", "-").replace(" ", "-")
     policy = rule if budget is None else policy_of(rule, budget)
-    knows_budget = budget is not None and policies()[rule].views_pools
+    knows_budget = budget is not None and policies()[rule]().insertion.views_pools
     largest = policy if budget is None or knows_budget else policy_of(rule, max(BUDGETS))
     options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=largest)
     name = f"{slug}-{rule}-{length}" + (f"-own-{budget}" if knows_budget else "")
@@ -59,7 +59,7 @@ def cells_of(models: list[str], rules: list[str], budgets: dict[str, list[int]])
     for model in models:
         cells.append((model, "full", None))
         for rule in rules:
-            if model != "no cut" and Need.ALL_QUERIES in policies()[rule].needs:
+            if model != "no cut" and Need.ALL_QUERIES in policies()[rule]().needs:
                 continue
             for budget in budgets[model]:
                 try:

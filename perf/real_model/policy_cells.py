@@ -62,7 +62,7 @@ class Engines:
             return cached_engine(self.work / FULL, self.checkpoint, self.options)
         policy = self._policy(cell.name, cell.budget)
         named = self.work / f"{cell.name}-{cell.budget}"
-        if cell.name == "shadowkv" or policies()[cell.name].views_pools:  # the graphs know the budget
+        if cell.name == "shadowkv" or policies()[cell.name]().insertion.views_pools:  # the graphs know the budget
             return cached_engine(named, self.checkpoint, replace(self.options, kv_policy=policy))
         largest = replace(self.options, kv_policy=self._policy(cell.name, LARGEST))
         return with_parameters(cached_engine(self.work / cell.name, self.checkpoint, largest), named, policy)

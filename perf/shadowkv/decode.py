@@ -52,7 +52,9 @@ def policy_of(manifest: Manifest, load: Load) -> ShadowKV | None:
 def traffic(manifest: Manifest, load: Load, hit_rate: float) -> Traffic:
     """Return what all layers read in a step in which this share of the selected chunks is in place."""
     cache, policy = manifest.owner_cache, manifest.policy
-    device, host = (read(cache, load.context, 1) for read in (policy.device_bytes_read, policy.host_bytes_read))
+    device, host = (
+        read(cache, load.context, 1) for read in (policy.device_bytes_read, policy.host_tier.host_bytes_read)
+    )
     if isinstance(policy, ShadowKV):
         tokens = policy.num_selected(load.context) * policy.chunk_size if policy.is_factored(load.context) else 0
         device -= hit_rate * tokens * cache.num_kv_heads * policy.rank * cache.element_bytes
@@ -65,7 +67,7 @@ def kept(manifest: Manifest, load: Load) -> tuple[int, int]:
     cache, policy, number = manifest.owner_cache, manifest.policy, manifest.model.num_owners * load.batch
     return (
         number * policy.device_bytes(cache, load.context, 1),
-        number * policy.host_bytes(cache, load.context, 1),
+        number * policy.host_tier.host_bytes(cache, load.context, 1),
     )
 
 
@@ -82,7 +84,7 @@ class SyntheticDecode:
         page_size, batch = self._manifest.page_size, load.batch
         length = self.policy.compact_length(load.context) if self.policy else load.context
         pages = -(-(length + 1) // page_size)
-        shadow_pages = self.policy.num_state_pages(load.context, page_size) if self.policy else 0
+        shadow_pages = self.policy.keeping.num_state_pages(load.context, page_size) if self.policy else 0
         if share_values and self.policy:
             self.pools = shared_value_pools(self._manifest, batch * pages, batch * shadow_pages, batch)
         elif self.policy:

@@ -63,10 +63,10 @@ def plugins_of_policy(claim: Claim) -> list[str]:
     if claim.kv_policy == SHADOWKV:
         chosen = ["ChunkCacheUpdate", "LandmarkSelectChoose", "LandmarkSelectScores"]
         return [*chosen, "LowRankKeyReconstruct", "SelectedKvPlace"]
-    if claim.options.policy.operators != ("kvforge::attention_mass",):
-        assert claim.options.policy.operators == ()
+    if claim.options.policy.insertion.operators != ("kvforge::attention_mass",):
+        assert claim.options.policy.insertion.operators == ()
         return []
-    adds = "AddSquares" if "squares" in {pool.name for pool in claim.options.policy.named_pools} else "Add"
+    adds = "AddSquares" if "squares" in {pool.name for pool in claim.options.policy.keeping.named_pools} else "Add"
     return ["AttentionMassTotals", f"AttentionMass{adds}"]
 
 

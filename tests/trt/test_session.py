@@ -89,7 +89,7 @@ def observing(trt, manifest, monkeypatch):
     }
     for graph, owners in (("lower", (0, 1)), ("upper", (2,))):
         plan, names = plans[graph], [f"mass_{owner}" for owner in owners]
-        state = [one.name for one in policy.state_inputs]
+        state = [one.name for one in policy.keeping.state_inputs]
         plan.inputs = (*plan.inputs, *names, *state)
         plan.outputs = (*plan.outputs, *(f"{name}_out" for name in names))
         plan.dtypes |= dict.fromkeys((*names, *(f"{name}_out" for name in names)), f32)

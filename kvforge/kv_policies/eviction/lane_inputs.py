@@ -1,30 +1,14 @@
 """The step inputs of sequences whose KV heads keep different numbers of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvforge.kv_policies.eviction.inputs import ObservationInputs
+from kvforge.kv_policies.eviction.observation import LANE_INPUTS, NOTE_INPUTS, OBSERVATION_INPUTS
 from kvforge.kv_policies.state import InputBuilder, SlotTables, StateInput
-
-
-class CombinedInputs:
-    """The inputs of several builders, one after the other, each with what it builds."""
-
-    def __init__(self, parts: Sequence[tuple[InputBuilder, Sequence[StateInput]]]) -> None:
-        self._parts = parts
-
-    def build(self, rows: np.ndarray, slots: SlotTables, num_queries: np.ndarray) -> tuple[Tensor, ...]:
-        """See ``InputBuilder``; neutral ones of builders that have nothing, where another has."""
-        built = [(builder.build(rows, slots, num_queries), inputs) for builder, inputs in self._parts]
-        if not any(tensors for tensors, _ in built):
-            return ()
-        return tuple(
-            tensor
-            for tensors, inputs in built
-            for tensor in (tensors or [one.neutral_rows(len(rows)) for one in inputs])
-        )
 
 
 class LaneInputs:
@@ -60,3 +44,26 @@ class NoteInputs:
         noted.numpy()[:] = num_noted
         place.numpy()[:] = np.clip(start - first, 0, None)
         return slot, noted, place
+
+
+class CombinedInputs:
+    """The inputs of several builders, one after the other: those that a rule's ``inputs`` name."""
+
+    def __init__(self, inputs: Sequence[StateInput], page_size: int, max_num_seqs: int, max_state_pages: int) -> None:
+        every: tuple[tuple[Sequence[StateInput], Callable[[], InputBuilder]], ...] = (
+            (OBSERVATION_INPUTS, lambda: ObservationInputs(page_size, max_num_seqs, max_state_pages)),
+            (LANE_INPUTS, lambda: LaneInputs(max_num_seqs)),
+            (NOTE_INPUTS, lambda: NoteInputs(max_num_seqs)),
+        )
+        self._parts = [(make(), group) for group, make in every if group[0] in inputs]
+
+    def build(self, rows: np.ndarray, slots: SlotTables, num_queries: np.ndarray) -> tuple[Tensor, ...]:
+        """See ``InputBuilder``; neutral ones of builders that have nothing, where another has."""
+        built = [(builder.build(rows, slots, num_queries), inputs) for builder, inputs in self._parts]
+        if not any(tensors for tensors, _ in built):
+            return ()
+        return tuple(
+            tensor
+            for tensors, inputs in built
+            for tensor in (tensors or [one.neutral_rows(len(rows)) for one in inputs])
+        )

@@ -3,23 +3,27 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from kvforge.kv_policies.eviction.observation import NOTE_INPUTS
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
 from kvforge.kv_policies.policy import Need
 from kvforge.kv_policies.state import StateInput
-
-NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
-"""See ``model_defs.notes``."""
 
 
 @dataclass(frozen=True)
 class NotesTokens(Eviction):
     """Notes the last ``num_noted`` tokens of prompts that evict. They go past the cut, and no prefix has them."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.state_inputs = (*(one for one in cls.state_inputs if one not in NOTE_INPUTS), *NOTE_INPUTS)
-        cls.slot_columns = (*(name for name in cls.slot_columns if name != "note_from"), "note_from")
-        cls.needs = cls.needs | {Need.ATTENTION_SCORES, Need.PLAIN_WRITES}
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {Need.ATTENTION_SCORES, Need.PLAIN_WRITES}
+
+    @property
+    def state_inputs(self) -> tuple[StateInput, ...]:
+        return (*super().state_inputs, *NOTE_INPUTS)
+
+    @property
+    def slot_columns(self) -> tuple[str, ...]:
+        return (*super().slot_columns, "note_from")
 
     @property
     @abstractmethod

@@ -2,6 +2,19 @@
 
 from enum import Enum
 
+from kvforge.kv_policies.state import StateInput
+
+OBSERVATION_INPUTS = (
+    StateInput("state_table", is_table=True, neutral=-1),
+    StateInput("observed"),
+    StateInput("scored"),
+)
+"""Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
+LANE_INPUTS = (StateInput("lane_slot", neutral=-1),)
+"""A sequence's row of the pools behind, -1 before its cache is cut down."""
+NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
+"""See ``model_defs.notes``."""
+
 
 class Statistic(Enum):
     """What is kept of the weights w that queries give a token; the values are ``attention_mass``'s kinds."""

@@ -1,15 +1,19 @@
 """A KV policy that evicts: it keeps a budget of tokens in each KV head, chosen by a rule's score."""
 
-import functools
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
+from kvforge.kv_policies.capabilities.insertion import Insertion
+from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.capabilities.observing import Observing
 from kvforge.kv_policies.eviction.calendar import Calendar, When
-from kvforge.kv_policies.eviction.observation import Statistic
-from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.eviction.names import Slots, Tensor
+from kvforge.kv_policies.eviction.observation import OBSERVATION_INPUTS, Statistic
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.state import (
     EngineMemory,
     InputBuilder,
@@ -20,24 +24,12 @@ from kvforge.kv_policies.state import (
     StatePool,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
-
 NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
-OBSERVATION_INPUTS = (
-    StateInput("state_table", is_table=True, neutral=-1),
-    StateInput("observed"),
-    StateInput("scored"),
-)
-"""Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
-_BUDGETS: "dict[str, type[Eviction]]" = {}
 
 
 @dataclass(frozen=True)
-class Eviction(KVPolicy):
+class Eviction(Keeping, Insertion, Observing, KVPolicy):
     """Every KV head of an owner keeps as many tokens, its own ones; the pages of what it drops are free for others.
 
     A rule is a subclass in ``rules/``: its score, what it observes (``statistic`` of ``num_observed`` queries), when it
@@ -52,40 +44,25 @@ class Eviction(KVPolicy):
 
     budget: int = 512
     block: int = 0
+    is_wrapped: bool = field(default=False, kw_only=True, repr=False)
+    """Shared budgets are around it, which evict in its place and check what is given for both."""
 
     when: ClassVar[When]
-    statistic: ClassVar[Statistic | None] = None
-    """What is observed; None for rules that look at positions or keys."""
-    budget_name: ClassVar[str]
-    """Of a class that says how KV heads share a budget: what follows a rule's name behind a ``+``."""
-    optional: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that may be 0."""
     is_by_sequence: ClassVar[bool] = False
     """Scores reduce over tokens or dimensions, so they are computed of one sequence at a time: the last bits must not
     depend on others."""
     rewrites_pages: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER, Need.ONE_QUERY, Need.GLOBAL_ATTENTION}
-    )
     counters: ClassVar[Mapping[str, str]] = {
         "evictions": "Times that a sequence's cache was cut down to its budget",
         "evicted_tokens": "Tokens that were evicted, each counted once for all layers",
     }
 
-    def __init_subclass__(cls) -> None:
-        if "budget_name" in vars(cls):
-            _BUDGETS[cls.budget_name] = cls
-        if cls.statistic is not None:
-            cls.operators = ("kvforge::attention_mass",)
-            cls.slot_columns = ("observe_from",)
-            observes_all = cls.num_observed is Eviction.num_observed
-            cls.needs = cls.needs | {Need.ATTENTION_SCORES, *((Need.ALL_QUERIES,) if observes_all else ())}
-            cls.state_inputs = OBSERVATION_INPUTS
-
     def __post_init__(self) -> None:
         if self.block == 0:
             object.__setattr__(self, "block", self.default_block)
-        self.check_parameters(self.optional)
+        if self.is_wrapped:
+            return
+        check_parameters(self, self.optional)
         if self.block >= self.budget:
             raise BuildError(f"{self.name}: block {self.block} must be below budget {self.budget}.")
         if self.num_protected > self.calendar.kept:
@@ -94,26 +71,17 @@ class Eviction(KVPolicy):
                 "raise budget or lower what is protected."
             )
 
-    @classmethod
-    def variants(cls) -> tuple[str, ...]:
-        """Budgets, for rules that have none of their own and evict as ``EvictionState`` does."""
-        return tuple(sorted(_BUDGETS)) if cls.make_state is Eviction.make_state else ()
-
-    @classmethod
-    @functools.cache
-    def variant(cls, name: str) -> "type[Eviction]":
-        """Return the policy that scores as this one does, once at the prompt's end, and divides as a budget says."""
-        budget = _BUDGETS[name]
-        attributes = {
-            "__module__": cls.__module__,
-            "__doc__": f"{cls.title} with the budgets of {name}.",
-            "name": f"{cls.name}+{name}",
-            "title": f"{cls.title} with the budgets of {name}",
-            "optional": cls.optional | budget.optional,
-        }
-        return dataclass(frozen=True)(type(f"{cls.__name__}{budget.__name__}", (budget, cls), attributes))
-
     # -- a rule ------------------------------------------------------------------------------------------------
+
+    @property
+    def statistic(self) -> Statistic | None:
+        """What is observed; None for rules that look at positions or keys."""
+        return None
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Parameters that may be 0."""
+        return frozenset()
 
     @property
     def default_block(self) -> int:
@@ -132,8 +100,15 @@ class Eviction(KVPolicy):
         return 0
 
     @abstractmethod
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         """Return ``[S, kv_heads, L]`` float32: the tokens with the largest stay, of equals the newer one."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        needs = BASIC_NEEDS | {Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER, Need.ONE_QUERY, Need.GLOBAL_ATTENTION}
+        if self.statistic is None:
+            return needs
+        return needs | {Need.ATTENTION_SCORES, *((Need.ALL_QUERIES,) if self.num_observed == 0 else ())}
 
     # -- numbers -----------------------------------------------------------------------------------------------
 
@@ -173,10 +148,18 @@ class Eviction(KVPolicy):
     def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
         return max(end - max(start, self.observe_from(num_prompt_tokens, start)), 0)
 
+    @property
+    def observing(self) -> Observing | None:
+        return self if Need.ATTENTION_SCORES in self.needs else None
+
     def num_state_pages(self, num_prompt_tokens: int, page_size: int) -> int:
         """One for each page of the largest cache that is still cut down."""
         first = self.calendar.first(num_prompt_tokens)
         return 0 if first is None else -(-max(first, self.budget) // page_size)
+
+    @property
+    def slot_columns(self) -> tuple[str, ...]:
+        return () if self.statistic is None else ("observe_from",)
 
     def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
         if self.statistic is None:
@@ -225,6 +208,14 @@ class Eviction(KVPolicy):
             *(StatePool(name, "pages", shape, "float32") for name in names),
         )
 
+    @property
+    def state_inputs(self) -> tuple[StateInput, ...]:
+        return () if self.statistic is None else OBSERVATION_INPUTS
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return () if self.statistic is None else ("kvforge::attention_mass",)
+
     def layer_insertion(self) -> Any:
         """See ``model_defs.cache_observation``."""
         from model_defs.cache_observation import CacheObservation
@@ -246,11 +237,11 @@ class Eviction(KVPolicy):
     # -- at run time -------------------------------------------------------------------------------------------
 
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        if self.statistic is None:
+        if not self.state_inputs:
             return NoInputs()
-        from kvforge.kv_policies.eviction.inputs import ObservationInputs
+        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
 
-        return ObservationInputs(page_size, max_num_seqs, max_state_pages)
+        return CombinedInputs(self.state_inputs, page_size, max_num_seqs, max_state_pages)
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         from kvforge.kv_policies.eviction.state import EvictionState

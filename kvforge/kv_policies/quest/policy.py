@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.capabilities.insertion import Insertion
+from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
 
 @dataclass(frozen=True)
-class Quest(KVPolicy):
+class Quest(Keeping, Insertion, KVPolicy):
     """Each KV head of a decode step reads ``budget`` tokens of the prompt's whole chunks of ``chunk_size`` tokens each:
     those with the largest bounds of their keys (section 3.3). It also reads the rest of the prompt and everything
     generated. A prompt of no more whole chunks is read as it is.
@@ -23,7 +26,7 @@ class Quest(KVPolicy):
 
     name: ClassVar[str] = "quest"
     title: ClassVar[str] = "Quest"
-    needs: ClassVar[frozenset[Need]] = frozenset(
+    needs: ClassVar[frozenset[Need]] = BASIC_NEEDS.union(
         {
             Need.WHOLE_PROMPT,
             Need.CACHE_PER_LAYER,
@@ -43,7 +46,7 @@ class Quest(KVPolicy):
     views_pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.check_parameters()
+        check_parameters(self)
         if self.budget % self.chunk_size:
             raise BuildError(
                 f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; change one of them "

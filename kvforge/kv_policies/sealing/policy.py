@@ -5,13 +5,16 @@ from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import GROUP_SIZE
+from kvforge.kv_policies.capabilities.insertion import Insertion
+from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.capabilities.sealing import Sealing
 from kvforge.kv_policies.full import Full
-from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
 
 
 @dataclass(frozen=True)
-class SealedPages(Full):
+class SealedPages(Keeping, Insertion, Sealing, Full):
     """What ``full`` is where the cache has groups (``--kv-dtype kivi2``): a step writes K and V to exact pages and
     seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it sealed,
     whatever it is computed with.
@@ -23,7 +26,6 @@ class SealedPages(Full):
 
     state_inputs: ClassVar[tuple[StateInput, ...]] = (StateInput("exact_table", is_table=True, by_pages=True),)
     """The exact page of each logical page that a step writes."""
-    seals_pages: ClassVar[bool] = True
     operators: ClassVar[tuple[str, ...]] = ("kvforge::seal_pages", "kvforge::grouped_attention")
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
@@ -33,11 +35,6 @@ class SealedPages(Full):
                     f"--kv-dtype kivi2 has groups of {GROUP_SIZE} numbers, but {name} is {value}; "
                     + ("give a multiple." if name.startswith("--") else "give --kv-dtype int4.")
                 )
-
-    def num_exact_pages(self, max_num_seqs: int, max_num_tokens: int, page_size: int) -> int:
-        """A step of T tokens touches at most T / page_size pages and two more of each of its sequences; a sequence that
-        is not in it has one."""
-        return 2 * max_num_seqs + -(-max_num_tokens // page_size)
 
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         sealed = super().device_bytes(cache, num_prompt_tokens, num_generated_tokens)

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.capabilities.host_tier import HostTier
+from kvforge.kv_policies.capabilities.insertion import Insertion
+from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
 
 @dataclass(frozen=True)
-class ShadowKV(PromptChunks, KVPolicy):
+class ShadowKV(PromptChunks, Keeping, Insertion, HostTier, KVPolicy):
     """Once a prompt of S tokens is computed exactly, its keys become rank-``rank`` factors of the keys before RoPE, its
     values move to the host, and each decode step attends to
 
@@ -28,7 +32,7 @@ class ShadowKV(PromptChunks, KVPolicy):
 
     name: ClassVar[str] = "shadowkv"
     title: ClassVar[str] = "ShadowKV"
-    needs: ClassVar[frozenset[Need]] = frozenset(
+    needs: ClassVar[frozenset[Need]] = BASIC_NEEDS.union(
         {
             Need.WHOLE_PROMPT,
             Need.CACHE_PER_LAYER,
@@ -61,7 +65,7 @@ class ShadowKV(PromptChunks, KVPolicy):
     )
 
     def __post_init__(self) -> None:
-        self.check_parameters(optional=("num_outlier_chunks", "num_local_tokens"))
+        check_parameters(self, optional=("num_outlier_chunks", "num_local_tokens"))
         if self.sparse_budget % self.chunk_size:
             raise BuildError(
                 f"{self.name}: sparse_budget {self.sparse_budget} is no multiple of chunk_size {self.chunk_size}; "
@@ -184,11 +188,6 @@ class ShadowKV(PromptChunks, KVPolicy):
         compact = cache.padded(self.compact_length(num_prompt_tokens))
         return (cache.padded(num_prompt_tokens) - compact) * cache.token_bytes
 
-    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        """V of whole pages."""
-        tokens = self.num_state_pages(num_prompt_tokens, cache.page_size) * cache.page_size
-        return tokens * cache.num_kv_heads * cache.head_dim * cache.element_bytes
-
     def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Landmarks and outlier marks, SV, U of the selected tokens as if no chunk had been there, compact K,V."""
         compact = (self.compact_length(num_prompt_tokens) + num_generated_tokens) * cache.token_bytes
@@ -199,6 +198,11 @@ class ShadowKV(PromptChunks, KVPolicy):
         sv = self.rank * heads * cache.head_dim * element_bytes
         u = self.num_selected(num_prompt_tokens) * self.chunk_size * heads * self.rank * element_bytes
         return landmarks + sv + u + compact
+
+    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        """V of whole pages."""
+        tokens = self.num_state_pages(num_prompt_tokens, cache.page_size) * cache.page_size
+        return tokens * cache.num_kv_heads * cache.head_dim * cache.element_bytes
 
     def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """V of the selected tokens, as if no chunk had been there."""

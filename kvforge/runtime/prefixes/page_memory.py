@@ -41,10 +41,10 @@ def _page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:
     policy, more = manifest.policy, manifest.cache_layout.state_pools
     for index, pool in enumerate(pools):
         own = pool[: len(pool) - len(more)]
-        if policy.owners_share:
+        if policy.insertion.owners_share:
             for tensor in own if index == 0 else ():
                 yield from _as_bytes(tensor).chunk(len(manifest.model.owners))
-        elif not policy.seals_pages:
+        elif policy.sealing is None:
             yield from map(_as_bytes, own)
         for tensor, one in zip(pool[len(own) :], more, strict=True):
             if one.rows == "cache":

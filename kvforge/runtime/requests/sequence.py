@@ -50,21 +50,29 @@ class RequestMetrics:
     num_preemptions: int = 0
 
 
+@dataclass
+class PredictedPrompt:
+    """A prompt of which an auxiliary model gives K and V of ``num_tokens`` tokens; ``num_done`` of them have these.
+    ``intervals`` are what the model still computes once all do, the one that it is in first."""
+
+    num_tokens: int
+    num_done: int = 0
+    intervals: Intervals = ()
+
+
 class Sequence:
     """One sequence: prompt and generated token ids, and the pages that hold the K,V of the first of them.
 
     Invariants: ``num_computed < length`` (at least one token is still to be computed) while not finished;
-    ``pages`` cover at least ``num_held + cache_offset`` tokens while running and are empty otherwise; ``slot`` is
-    the row of the slot table while running and -1 otherwise.
+    ``pages`` cover at least ``cache_offset`` and all tokens that are computed or predicted while running and are empty
+    otherwise; ``slot`` is the row of the slot table while running and -1 otherwise.
 
-    Of a prompt that is predicted, ``num_computed`` is 0 until all of it is, and then where the model computes next.
+    Of a prompt that is ``predicted``, ``num_computed`` is 0 until all of it is, and then where the model computes next.
     """
 
     __slots__ = (
         "cache_offset",
         "digests",
-        "exact_intervals",
-        "exact_pages",
         "first_transition",
         "index",
         "last_token_ns",
@@ -77,14 +85,12 @@ class Sequence:
         "num_awaited_pages",
         "num_computed",
         "num_counted",
-        "num_predicted",
-        "num_probed",
         "num_prompt_tokens",
         "num_published",
-        "num_to_predict",
         "order",
         "pages",
         "params",
+        "predicted",
         "prompt_done",
         "prompt_scores",
         "request_id",
@@ -124,10 +130,8 @@ class Sequence:
         self.num_computed = 0
         self.num_counted = len(prompt)
         """Tokens up to the last one that drafts for other sequences are made of: see ``SuffixDrafter``."""
-        self.num_to_predict = self.num_predicted = 0
-        """Prompt tokens whose K and V an auxiliary model gives, and how many of them have these."""
-        self.exact_intervals: Intervals = ()
-        """What of a predicted prompt the model still computes, the one that it is in first."""
+        self.predicted: PredictedPrompt | None = None
+        """None where the model computes all of the prompt."""
         self.num_published = 0
         self.num_awaited_pages = 0
         """The longest prefix, in pages, that it put off its admission for."""
@@ -144,14 +148,10 @@ class Sequence:
         """Where the token at position p is in the pages, less p: below 0 once a transition has shortened the cache."""
         self.first_transition = self.next_transition = NEVER
         """Numbers of computed tokens: see ``KVPolicy.next_transition``."""
-        self.num_probed = 0
-        """Probes of its cache that were computed: see ``KVPolicy.num_probes``."""
         self.max_reusable = NEVER
         """See ``KVPolicy.max_reusable``."""
         self.state_pages: list[int] = []
         """Pages of the KV policy's own; held from admission on."""
-        self.exact_pages: dict[int, int] = {}
-        """By logical page, of those that are not sealed for good: see ``ExactPages``."""
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False
@@ -179,20 +179,26 @@ class Sequence:
         return min(self.length - 1, self.first_transition - 1, self.max_reusable, known)
 
     @property
+    def num_to_predict(self) -> int:
+        """Prompt tokens whose K and V an auxiliary model gives."""
+        return 0 if self.predicted is None else self.predicted.num_tokens
+
+    @property
+    def num_predicted(self) -> int:
+        """How many of them have these."""
+        return 0 if self.predicted is None else self.predicted.num_done
+
+    @property
     def is_predicting(self) -> bool:
         """An auxiliary model is still to run over some of the prompt."""
         return self.num_predicted < self.num_to_predict
 
     @property
-    def num_held(self) -> int:
-        """Tokens that have K and V, computed or predicted."""
-        return max(self.num_computed, self.num_predicted)
-
-    @property
     def end_of_piece(self) -> int:
         """Where what the model computes now ends: before a part of the prompt that stays predicted, or with the last
         token."""
-        return self.exact_intervals[0][1] if len(self.exact_intervals) > 1 else self.length
+        intervals = () if self.predicted is None else self.predicted.intervals
+        return intervals[0][1] if len(intervals) > 1 else self.length
 
     @property
     def is_due(self) -> bool:
@@ -203,6 +209,14 @@ class Sequence:
     def num_generated(self) -> int:
         """Generated tokens so far."""
         return self.length - self.num_prompt_tokens
+
+    def compute(self, num_tokens: int) -> None:
+        """Record that its next tokens are computed, and go on behind a part of the prompt that stays predicted."""
+        end, self.num_computed = self.end_of_piece, self.num_computed + num_tokens
+        if self.predicted is not None and self.num_computed == end < self.length:
+            self.predicted.intervals = self.predicted.intervals[1:]
+            self.num_computed = self.predicted.intervals[0][0]
+        self.prompt_done = self.prompt_done or self.num_computed >= self.num_prompt_tokens
 
     def append(self, token: int) -> None:
         """Add a generated token, whose K,V are not computed yet."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvforge.runtime.requests.sequence import Status
+from kvforge.runtime.requests.sequence import PredictedPrompt, Status
 from kvforge.runtime.scheduling.scheduler import Scheduler
 
 
@@ -49,7 +49,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        assert len(sequence.pages) == scheduler.pages_for(sequence.num_held + sequence.cache_offset), sequence
+        num_held = max(sequence.num_computed, sequence.num_predicted)
+        assert len(sequence.pages) == scheduler.pages_for(num_held + sequence.cache_offset), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
@@ -61,7 +62,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_predictions(scheduler)
     _check_policy(scheduler)
     _check_exact_pages(scheduler)
-    assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
+    assert all(one.status is not Status.FINISHED for one in scheduler.drafts.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
@@ -69,31 +70,35 @@ def check_invariants(scheduler: Scheduler) -> None:
 
 def _check_predictions(scheduler: Scheduler) -> None:
     for sequence in scheduler.running:
-        assert 0 <= sequence.num_predicted <= sequence.num_to_predict <= sequence.num_prompt_tokens, sequence
+        if (predicted := sequence.predicted) is None:
+            continue
+        assert 0 <= predicted.num_done <= predicted.num_tokens <= sequence.num_prompt_tokens, sequence
         if sequence.is_predicting:
-            assert sequence.num_computed == 0 and not sequence.exact_intervals, sequence
-        elif sequence.num_to_predict:
-            assert sequence.exact_intervals[0][0] <= sequence.num_computed < sequence.end_of_piece, sequence
-            assert sequence.exact_intervals[-1][1] == sequence.num_prompt_tokens, sequence
+            assert sequence.num_computed == 0 and not predicted.intervals, sequence
+        else:
+            assert predicted.intervals[0][0] <= sequence.num_computed < sequence.end_of_piece, sequence
+            assert predicted.intervals[-1][1] == sequence.num_prompt_tokens, sequence
             assert not any(scheduler.prefix_cache.holds(page) for page in sequence.pages), "predicted and published"
     for sequence in scheduler.waiting:
-        assert not sequence.num_predicted and not sequence.exact_intervals, sequence
+        assert sequence.predicted in (None, PredictedPrompt(sequence.num_prompt_tokens)), sequence
 
 
 def _check_exact_pages(scheduler: Scheduler) -> None:
     exact, slots = scheduler.exact_pages, scheduler.slots
-    held = [page for sequence in scheduler.running for page in sequence.exact_pages.values()]
-    assert sorted(held + exact.free_pages) == list(range(exact.num_pages)), "exact pages are lost or held twice"
+    pages = [page for held in exact.held.values() for page in held.values()]
+    assert sorted(pages + exact.free_pages) == list(range(exact.num_pages)), "exact pages are lost or held twice"
+    assert exact.held.keys() <= set(scheduler.running), "a sequence that does not run holds exact pages"
     for sequence in scheduler.running:
         newest, offset = divmod(sequence.num_computed, scheduler.config.page_size)
-        assert list(sequence.exact_pages) == ([newest] if offset and exact.is_used else []), sequence
-        for index, page in sequence.exact_pages.items():
+        held = exact.held.get(sequence, {})
+        assert list(held) == ([newest] if offset and exact.is_used else []), sequence
+        for index, page in held.items():
             assert slots.write_table[sequence.slot, index] == page, sequence
-    assert not any(sequence.exact_pages for sequence in scheduler.waiting), "a waiting sequence holds exact pages"
 
 
 def _check_policy(scheduler: Scheduler) -> None:
     policy, state, slots = scheduler.policy, scheduler.state_pages, scheduler.slots
+    keeping = policy.keeping
     held = [page for sequence in scheduler.running for page in sequence.state_pages]
     assert sorted(held + state.free_pages) == list(range(state.num_pages)), "state pages are lost or held twice"
     for sequence in scheduler.running:
@@ -105,19 +110,19 @@ def _check_policy(scheduler: Scheduler) -> None:
         assert num_computed <= sequence.next_transition, f"{sequence} is beyond a transition"
         if not sequence.is_due:
             assert num_computed + sequence.cache_offset == policy.num_cached(num_prompt, num_computed), sequence
-        values = tuple(int(slots.columns[name][sequence.slot]) for name in policy.slot_columns)
+        values = tuple(int(slots.columns[name][sequence.slot]) for name in keeping.slot_columns)
         if num_computed >= sequence.first_transition and sequence.next_transition != sequence.first_transition:
             if not sequence.is_due:
-                assert values == policy.slot_values(num_prompt, num_computed), sequence
+                assert values == keeping.slot_values(num_prompt, num_computed), sequence
             kept = policy.kept_pages(num_prompt, num_computed, scheduler.config.page_size)
-            own = 0 if policy.rewrites_pages or not kept else sequence.first_transition // scheduler.config.page_size
+            own = 0 if keeping.rewrites_pages or not kept else sequence.first_transition // scheduler.config.page_size
             for page in sequence.pages[own:]:
                 assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
                 assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
         else:
             assert sequence.cache_offset == 0, sequence
             if not sequence.is_due:
-                assert values == policy.slot_values(num_prompt, num_computed), sequence
+                assert values == keeping.slot_values(num_prompt, num_computed), sequence
     for row in slots.free_slots:
         columns_of_row = (slots.cache_offset, *slots.columns.values())
         assert not any(column[row] for column in columns_of_row), f"slot {row} is not reset"

@@ -26,7 +26,7 @@ class StatePages:
         """Return the pages of a sequence while it runs."""
         if self.num_pages == 0:
             return 0
-        return self._policy.num_state_pages(sequence.num_prompt_tokens, self._page_size)
+        return self._policy.keeping.num_state_pages(sequence.num_prompt_tokens, self._page_size)
 
     def take(self, sequence: Sequence) -> None:
         """Give a sequence that has just got its slot its pages; they must be there."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import plugins
 from kvforge.common.errors import EngineError
+from kvforge.kv_policies.policy import has_transitions
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.missing import NO_ROPE_TABLES
 
@@ -21,7 +22,7 @@ def register_transitions(manifest: Manifest) -> None:
     Raises:
         EngineError: there is no Triton, which compiles them.
     """
-    if not manifest.policy.has_transitions:
+    if not has_transitions(manifest.policy):
         return
     from plugins import PluginError, cuda_ops
 

@@ -183,7 +183,7 @@ def activation_bytes(manifest: Manifest) -> int:
     per_token += 8 * 3 * model.intermediate_size
     per_survivor = 2 * model.vocab_size * 8 * (2 if model.early_exit else 1)
     step = manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
-    inserted = manifest.policy.activation_bytes(model.num_heads, model.num_kv_heads, manifest.max_seq_len)
+    inserted = manifest.policy.insertion.activation_bytes(model.num_heads, model.num_kv_heads, manifest.max_seq_len)
     return step + manifest.max_num_seqs * inserted
 
 

@@ -97,7 +97,7 @@ class DecodeGraphs:
             return None
         widths = [page_table.shape[1]]
         if state:
-            kinds = self._policy.state_inputs
+            kinds = self._policy.keeping.state_inputs
             widths.append(
                 max((one.shape[1] for one, kind in zip(state, kinds, strict=True) if kind.is_table), default=1)
             )
@@ -166,7 +166,7 @@ class DecodeGraphs:
             return self._place(name, result)[: result.shape[0]].copy_(result)
 
         values = [one.clone() for one in state]
-        for one, kind in zip(state, self._policy.state_inputs, strict=False):  # () where all are neutral
+        for one, kind in zip(state, self._policy.keeping.state_inputs, strict=False):  # () where all are neutral
             one.fill_(kind.neutral)
         graph = DecodeGraph(*self._capture(into_place))
         for one, own in zip(state, values, strict=True):
@@ -178,7 +178,7 @@ class DecodeGraphs:
         return input_shapes(self._policy, bucket[0], bucket[2]) if len(bucket) == 3 else []
 
     def _fill_state(self, target: Sequence[Tensor], state: PolicyInputs) -> None:
-        for one, source, kind in zip(target, state, self._policy.state_inputs, strict=False):
+        for one, source, kind in zip(target, state, self._policy.keeping.state_inputs, strict=False):
             if kind.is_table:
                 _fill_table(one, source)
             else:

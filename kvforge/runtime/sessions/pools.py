@@ -41,10 +41,10 @@ def allocate_pools(
     more = layout.state_pools
     state = torch_specs(layout.state({"pages": num_state_pages, "sequences": num_slots, "cache": num_pages}))
     num_on_device = len(more) - num_host_pools(manifest)
-    exact_pages = manifest.policy.num_exact_pages(num_slots, manifest.max_num_tokens, manifest.page_size)
-    num_own, shared = exact_pages if manifest.policy.seals_pages else num_pages, list[Spec]()
+    is_sealed, shared = manifest.policy.sealing is not None, list[Spec]()
+    num_own = manifest.num_exact_pages(num_slots) if is_sealed else num_pages
     own = [torch_specs(layout.written(num_own, owner)) for owner in owners]
-    if manifest.policy.owners_share:
+    if manifest.policy.insertion.owners_share:
         own, shared = [[] for _ in own], torch_specs(layout.written(num_pages * len(owners), owners[0]))
     together = partial(allocate_together, device=device)
     memory = _by_owner([[*specs, *state[:num_on_device]] for specs in own], together, shared)
@@ -76,7 +76,7 @@ def num_host_pools(manifest: Manifest) -> int:
 def device_bytes(manifest: Manifest, pools: Pools) -> int:
     """Return the bytes of the pools' tensors where attention runs, of one that owners share once."""
     num_bytes = sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
-    if manifest.policy.owners_share:
+    if manifest.policy.insertion.owners_share:
         num_shared = len(pools[0]) - len(manifest.cache_layout.state_pools)
         num_bytes -= (len(pools) - 1) * sum(tensor.nbytes for tensor in pools[0][:num_shared])
     return num_bytes

@@ -65,7 +65,9 @@ class TensorRTSession(CudaSession):
             EngineError: more pages than the engine was built for.
         """
         wanted = {"cache": num_pages, "pages": state_pages}
-        kinds = dict.fromkeys(CACHE_ROLES, "cache") | {pool.name: pool.rows for pool in self._policy.named_pools}
+        kinds = dict.fromkeys(CACHE_ROLES, "cache") | {
+            pool.name: pool.rows for pool in self._policy.keeping.named_pools
+        }
         for graph in ("lower", "upper"):
             for name in self._pools_of(graph):
                 count, maximum = wanted.get(kinds[role_of(name)], 0), self._plans[graph].largest(name, 0)
@@ -86,7 +88,7 @@ class TensorRTSession(CudaSession):
         return max(0.0, min((free - results) * CACHE_FRACTION, maximum)) / 2**30
 
     def _pools_of(self, graph: str) -> list[str]:
-        of_step = {*INPUTS[graph], *(one.name for one in self._policy.state_inputs)}
+        of_step = {*INPUTS[graph], *(one.name for one in self._policy.keeping.state_inputs)}
         return [name for name in self._plans[graph].inputs if name not in of_step]
 
 
@@ -97,7 +99,7 @@ class PlanGraph:
         self, name: str, plan: Plan, manifest: Manifest, stream: torch.cuda.Stream, device: torch.device
     ) -> None:
         owners = {"lower": manifest.model.owners, "upper": manifest.model.owners_above}.get(name, ())
-        state = manifest.policy.state_inputs if name in ("lower", "upper") else ()
+        state = manifest.policy.keeping.state_inputs if name in ("lower", "upper") else ()
         self._name, self._plan, self._manifest = name, plan, manifest
         self._pools = pool_names(owners, manifest.kv_dtype, manifest.policy)
         self._inputs = (*INPUTS[name], *self._pools, *(one.name for one in state))
@@ -237,7 +239,7 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
     logger = plan_logger()
     runtime: trt.Runtime = trt.Runtime(logger)
     plans = {graph: Plan(file, runtime, logger) for graph, file in files.items()}
-    insertion = manifest.policy.layer_insertion()
+    insertion = manifest.policy.insertion.layer_insertion()
     has_tables = insertion is not None and insertion.needs_positions
     tables = load_tensors(engine_dir, ROPE_TABLES, "cuda") if has_tables else {}
     capture: Capture = RepeatedRuns(plans.values()) if flavour().RECORDS_RUNS else GraphRecorder()

@@ -9,7 +9,7 @@ import torch
 
 from kvforge.common.errors import EngineError
 from kvforge.common.hardware import available_memory_bytes
-from kvforge.kv_policies import Full
+from kvforge.kv_policies import Need
 from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.requests.sequence import Sequence
@@ -188,11 +188,11 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
     assert config.draft_engine is not None
     draft = load_manifest(config.draft_engine)
     _check_vocabulary(manifest, draft)
-    if draft.kv_policy != Full.name:
+    if Need.OWN_CACHE in draft.policy.needs:
         raise EngineError(
             f"the draft engine has the KV policy {draft.kv_policy}, but drafts need all K and V; rebuild it without."
         )
-    if draft.policy.seals_pages:
+    if draft.policy.sealing is not None:
         raise EngineError(
             f"the draft engine has a cache of {draft.kv_dtype}, whose pages are sealed before drafts are verified; "
             "rebuild it with another --kv-dtype."

@@ -87,7 +87,7 @@ class Drafting(NoDrafting):
         if not decoding or not self._lengths.is_due(len(decoding)):
             return
         self._was_tried = True
-        room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.proposals}
+        room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.drafts.proposals}
         wanted = {sequence: count for sequence, count in room.items() if count > 0}
         drafter = self.drafter
         if drafter is not None and self._is_free:
@@ -99,12 +99,12 @@ class Drafting(NoDrafting):
         else:
             wanted = self._lengths.choose(len(decoding), wanted)
             if drafter is None:
-                scheduler.draft_limits = wanted
+                scheduler.drafts.limits = wanted
             else:
                 self._drafts = self._ask(drafter, wanted)
         for sequence, draft in self._drafts.items():
             scheduler.propose(sequence, draft.token_ids)
-        if self._drafts or scheduler.draft_limits:
+        if self._drafts or scheduler.drafts.limits:
             self._num_idle = self._rest = 0
         else:
             self._num_idle += 1
@@ -115,7 +115,7 @@ class Drafting(NoDrafting):
         self.probs.clear()
         if self._drafts:
             for sequence, draft in self._drafts.items():
-                scheduler.proposals.pop(sequence, None)
+                scheduler.drafts.proposals.pop(sequence, None)
                 if draft.probs is not None and sequence in plan.drafts:
                     self.probs[sequence] = draft.probs[: len(plan.drafts[sequence])]
             self._drafts = {}

@@ -22,5 +22,5 @@ def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
         "num_state_pages": state.num_pages,
         "num_used_state_pages": state.num_used,
         "num_compacted": num_changed,
-        "num_transitions": scheduler.num_transitions,
+        "num_transitions": scheduler.transitions.num_planned,
     }

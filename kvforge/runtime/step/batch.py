@@ -57,7 +57,8 @@ class StepBatchBuilder:
     """Builds a ``StepBatch`` from a schedule; decode rows are filled without per-row Python work."""
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self._page_size, self._policy, self._has_observers = config.page_size, config.kv_policy, config.has_observers
+        self._page_size = config.page_size
+        self._observing = config.kv_policy.observing if config.has_observers else None
         tokens, seqs = config.max_num_tokens, config.max_num_seqs
         self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
         self._slot_mapping = _Buffer(tokens)
@@ -65,7 +66,9 @@ class StepBatchBuilder:
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
-        self._state = config.kv_policy.make_input_builder(config.page_size, seqs, config.max_state_pages_per_seq)
+        self._state = config.kv_policy.keeping.make_input_builder(
+            config.page_size, seqs, config.max_state_pages_per_seq
+        )
         self._arange = np.arange(max(tokens, seqs + 1, config.max_seq_len) + 1, dtype=np.int32)
 
     def build(self, plan: Schedule, slots: SlotTable) -> StepBatch:
@@ -107,8 +110,8 @@ class StepBatchBuilder:
             )
             num_tokens += len(positions)
             kept = asked = 1 + len(drafts) if end == sequence.length else 0
-            if self._has_observers:
-                kept = max(kept, self._policy.num_observers(sequence.num_prompt_tokens, start, end))
+            if self._observing is not None:
+                kept = max(kept, self._observing.num_observers(sequence.num_prompt_tokens, start, end))
                 logit_rows += range(num_survivors + kept - asked, num_survivors + kept)
             if kept:
                 survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
@@ -130,7 +133,7 @@ class StepBatchBuilder:
             state=self._state.build(rows, slots, np.diff(query_start[: num_seqs + 1])),
         )
         survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
-        is_observed = self._has_observers and len(logit_rows) < num_survivors
+        is_observed = self._observing is not None and len(logit_rows) < num_survivors
         return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)
 
     def _write_tokens(

@@ -17,10 +17,11 @@ def probe_steps(sequence: Sequence, index: int, manifest: Manifest, config: Runt
     """Yield what ``lower`` takes for the pieces of a probe. Its K and V go behind those of the ``num_computed`` tokens,
     into the rest of their last page, which no other sequence has as it is not full, and into the pages that follow all
     others in the pools. So do the policy's statistics of them."""
-    policy, page_size = config.kv_policy, config.page_size
+    probing, page_size = config.kv_policy.probing, config.page_size
+    assert probing is not None
     computed = sequence.num_computed
-    ids = policy.probe_tokens(sequence.tokens[:computed].tolist(), manifest.policy_texts, index)
-    scratch = range(policy.num_scratch_pages(page_size))
+    ids = probing.tokens(sequence.tokens[:computed].tolist(), manifest.policy_texts, index)
+    scratch = range(probing.num_scratch_pages(page_size))
     num_pages = -(-computed // page_size)
     pages = [*sequence.pages[:num_pages], *(config.num_pages + page for page in scratch)]
     state_pages = [*sequence.state_pages[:num_pages], *(config.num_state_pages + page for page in scratch)]
@@ -37,5 +38,5 @@ def probe_steps(sequence: Sequence, index: int, manifest: Manifest, config: Runt
             torch.tensor([0, len(part)], dtype=torch.int32),
             torch.tensor([length], dtype=torch.int32),
             page_table[:, :columns].contiguous(),
-            policy.probe_inputs(state_table[:, :columns].contiguous(), len(part), computed if index + start > 0 else 0),
+            probing.inputs(state_table[:, :columns].contiguous(), len(part), computed if index + start > 0 else 0),
         )

@@ -39,7 +39,8 @@ class Runner:
         if early_exit_threshold is not None:
             self._exits = EarlyExits(session, early_exit_threshold, early_exit_prompts)
         self._builder = StepBatchBuilder(config)
-        scratch = config.kv_policy.num_scratch_pages(config.page_size)
+        probing = config.kv_policy.probing
+        scratch = 0 if probing is None else probing.num_scratch_pages(config.page_size)
         self.pools = session.allocate_pools(
             config.num_pages + scratch, config.num_state_pages + scratch, config.max_num_seqs
         )
@@ -52,7 +53,7 @@ class Runner:
             manifest.special_tokens,
             manifest.punctuation_tokens,
         )
-        self._state = config.kv_policy.make_state(memory)
+        self._state = config.kv_policy.keeping.make_state(memory)
         exact = config.exact_tokens
         self._prediction = None
         if exact is not None:
@@ -84,7 +85,7 @@ class Runner:
 
     @property
     def policy_counters(self) -> dict[str, int]:
-        """What the KV policy has counted: see ``KVPolicy.counters``."""
+        """What the KV policy has counted: see ``Keeping.counters``."""
         return self._state.counters()
 
     def change(self, plan: Schedule) -> None:

@@ -53,7 +53,7 @@ class SelfDraft:
 
     def __init__(self, session: Session, config: RuntimeConfig, min_confidence: float = MIN_CONFIDENCE) -> None:
         self._session, self._page_size, self.min_confidence = session, config.page_size, min_confidence
-        self._state = config.kv_policy.make_input_builder(config.page_size, config.max_num_seqs, 1)
+        self._state = config.kv_policy.keeping.make_input_builder(config.page_size, config.max_num_seqs, 1)
         self._arange = torch.arange(config.max_num_seqs + 1, dtype=torch.int32)
 
     def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> UpperStep:

@@ -147,7 +147,7 @@ def policy_counters(policy: KVPolicy) -> dict[str, tuple[Reader, str]]:
     """What a KV policy counts, as COUNTERS; 0 before the engine says."""
     return {
         f"kvforge_{policy.name}_{name}_total": (_optional(f"num_{name}"), text)
-        for name, text in policy.counters.items()
+        for name, text in policy.keeping.counters.items()
     }
 
 

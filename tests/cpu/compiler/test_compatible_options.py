@@ -10,10 +10,11 @@ from kvforge.common.errors import BuildError
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.compiler.targets.vllm import check_own_options
 from kvforge.kv_policies import features, parse, policies
-from kvforge.kv_policies.compatibility import are_apart, compare
+from kvforge.kv_policies.compatibility import compare
 from kvforge.kv_policies.features import Asked, Feature, Support, feature_of, features_of
 from model_defs import load_config
 from model_defs.rope_config import QueryGrowth
+from tests.support.compatibility_docs import are_apart
 from tests.support.models.checkpoints import SMALL
 
 LLAMA = load_config({**SMALL, "model_type": "llama", "num_hidden_layers": 8, "head_dim": 128})

@@ -79,7 +79,7 @@ def graphs_of(engine: ExportedEngine) -> tuple[LowerGraph, UpperGraph]:
     """The graphs in eager torch."""
     weights, made = load_file(engine.weights), []
     for kind in (LowerGraph, UpperGraph):
-        graph = kind(engine.config, engine.options.kv_scales, engine.options.policy.layer_insertion())
+        graph = kind(engine.config, engine.options.kv_scales, engine.options.policy.insertion.layer_insertion())
         graph.load_state_dict({name: weights[name] for name in graph.state_dict() if name in weights}, strict=False)
         made.append(graph.eval())
     return made[0], made[1]
@@ -108,7 +108,7 @@ def step_inputs(engine: ExportedEngine) -> tuple[tuple[Tensor, ...], tuple[Tenso
         slot, num_chunks, num_selected = numbers
         return step, (slot, shadow, num_chunks, num_selected)
     more = (state, torch.tensor([3, 1, 0, 2]).int(), torch.tensor([0, 9, 0, 0]).int())
-    return step, more if engine.options.policy.state_inputs else ()
+    return step, more if engine.options.policy.keeping.state_inputs else ()
 
 
 def is_chunked(engine: ExportedEngine) -> bool:
@@ -125,7 +125,7 @@ def some_pools(engine: ExportedEngine) -> list[tuple[Tensor, ...]]:
         if options.has_scale_pools:
             cache = [(20 * one).clamp(-127, 127).round().to(torch.int8) for one in cache]
             cache += [torch.rand(slots, generator=generator) / 50 for _ in range(2)]
-        states = [torch.rand(STATE_PAGES, *slots[1:], generator=generator) for _ in options.policy.named_pools]
+        states = [torch.rand(STATE_PAGES, *slots[1:], generator=generator) for _ in options.policy.keeping.named_pools]
         if is_chunked(engine):
             rows = {"pages": STATE_PAGES, "sequences": len(QUERIES)}
             sizes = OwnerCache(slots[2], config.head_dim, PAGE_SIZE, 32)
@@ -133,7 +133,7 @@ def some_pools(engine: ExportedEngine) -> list[tuple[Tensor, ...]]:
                 torch.zeros(rows[pool.rows], *pool.shape, dtype=getattr(torch, pool.dtype))
                 if pool.dtype
                 else torch.randn(rows[pool.rows], *pool.shape, generator=generator)
-                for pool in options.policy.state_pools(sizes)
+                for pool in options.policy.keeping.state_pools(sizes)
             ]
             states[4].fill_(-1)
             states[4][2, :, 1] = 1  # a chunk that is there already
@@ -187,7 +187,7 @@ def check_a_step(engine: ExportedEngine, graphs: tuple[LowerGraph, UpperGraph]) 
     check_same(engine, result.pop("logits"), logits)
     taken(memory, result)
     compare(engine, memory, want, names)
-    observes = bool(options.policy.operators)
+    observes = bool(options.policy.insertion.operators)
     last = -2 if is_chunked(engine) else -1
     changed = [not torch.equal(one[last], other[last]) for one, other in zip(want, some_pools(engine), strict=True)]
     assert changed == [observes] * len(want)
@@ -229,7 +229,7 @@ def test_a_statistic_of_another_layer_is_refused(engine: ExportedEngine) -> None
     check_graph(model, "lower", engine.config, engine.options)
     observers = [node for node in model.graph.node if node.op_type.startswith(("AttentionMass", "ChunkCache"))]
     if not observers:
-        assert not engine.options.policy.operators
+        assert not engine.options.policy.insertion.operators
         return
     model.graph.node.remove(observers[-1])
     with pytest.raises(BuildError, match=r"node .* (follows \[|takes \[)|returns the pools"):

@@ -65,7 +65,7 @@ def test_what_a_rule_asks_for_is_enough(rule: str) -> None:
     rng = random.Random(rule)
     for _ in range(100):
         num_prompt, generated = rng.randint(1, 120), rng.randint(0, 60)
-        pages = policy.num_state_pages(num_prompt, 4)
+        pages = policy.keeping.num_state_pages(num_prompt, 4)
         for computed in range(num_prompt + generated + 1):
             at = policy.next_transition(num_prompt, computed)
             if at is not None:
@@ -74,7 +74,7 @@ def test_what_a_rule_asks_for_is_enough(rule: str) -> None:
         assert policy.device_bytes(CACHE, num_prompt, generated) >= CACHE.padded(cached) * CACHE.token_bytes
         assert policy.device_bytes_read(CACHE, num_prompt, generated) >= cached * CACHE.token_bytes
         of_any_prompt = policy.prefill_bytes(CACHE, 0)
-        assert bool(of_any_prompt) == bool(policy.num_scratch_pages(CACHE.page_size))
+        assert bool(of_any_prompt) == bool(policy.probing)
         assert policy.prefill_bytes(CACHE, num_prompt) - of_any_prompt == CACHE.token_bytes * (
             CACHE.padded(policy.max_cached(num_prompt, num_prompt))
             - CACHE.padded(policy.num_cached(num_prompt, num_prompt))
@@ -89,7 +89,7 @@ def test_observed_queries_are_the_last_ones_before_each_eviction(rule: str) -> N
         for computed in range(0, 140):
             start = policy.observe_from(num_prompt, computed)
             following = policy.calendar.next(num_prompt, computed + 1)
-            if policy.statistic is None or following is None or policy.num_probes(100):
+            if policy.statistic is None or following is None or policy.probing:
                 assert start == NOT_OBSERVED
                 noted = isinstance(policy, NotesTokens) and policy.note_from(num_prompt) <= computed < num_prompt
                 assert policy.num_observers(num_prompt, computed, computed + 1) == noted

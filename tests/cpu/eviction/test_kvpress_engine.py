@@ -98,7 +98,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def evictions(checkpoint: Path, policy: str, prompt: list[int]) -> Kept:
     """What an engine keeps of the prompt, after every eviction up to its end."""
-    page_size = 1 if parse(policy).views_pools else 4  # kvpress divides a budget by tokens
+    page_size = 1 if parse(policy).insertion.views_pools else 4  # kvpress divides a budget by tokens
     limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 512, "page_size": page_size}
     session = eager_session(checkpoint, BuildOptions(dtype="float32", kv_policy=policy, **limits))
     engine = LLMEngine(session=session, num_pages=200)

@@ -43,13 +43,14 @@ def texts_of(engine: LLMEngine, prompts: dict[str, list[int]]) -> dict[str, list
 
 def test_the_prompt_is_asked_for_part_by_part() -> None:
     policy, tokens, texts = kvzip("kvzip:budget=8,chunk=10"), list(range(100, 125)), ((1, 2), (3,), (4, 5))
-    assert [policy.num_probes(length) for length in (8, 9, 10, 11, 25)] == [0, 1, 1, 2, 3]
-    parts = [policy.probe_tokens(tokens, texts, index) for index in range(3)]
+    assert [policy.probing.num_probes(length) for length in (8, 9, 10, 11, 25)] == [0, 1, 1, 2, 3]
+    parts = [policy.probing.tokens(tokens, texts, index) for index in range(3)]
     assert parts[0] == [1, 2, *range(100, 110)]
     assert parts[1] == [3, *range(102, 110), 4, 5, *range(110, 120)]
     assert parts[2] == [3, *range(112, 120), 4, 5, *range(120, 125)]
     many = tuple((7,) * 1000 for _ in texts)  # of no tokenizer
-    assert all(len(policy.probe_tokens(tokens, many, index)) <= 16 * policy.num_scratch_pages(16) for index in range(3))
+    most = 16 * policy.probing.num_scratch_pages(16)
+    assert all(len(policy.probing.tokens(tokens, many, index)) <= most for index in range(3))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_memory_for_what_nobody_keeps_is_counted() -> None:
     """Once for all sequences, beside the pages that they have."""
     session = small_session({"kv_policy": "kvzip:budget=8,chunk=20"}, **PLAIN)
     engine = LLMEngine(session=session, num_pages=11)
-    scratch = engine.scheduler.policy.num_scratch_pages(4)
+    scratch = engine.scheduler.policy.probing.num_scratch_pages(4)
     assert scratch * 4 >= 20 + len("\n\nRepeat the previous context exactly.\n")
     assert len(engine.runner.pools[0][0]) == session.manifest.model.num_owners * (11 + scratch)
     assert engine.stats()["num_pages"] == 11

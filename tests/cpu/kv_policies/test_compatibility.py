@@ -8,13 +8,13 @@ import pytest
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies import Full, Need
 from kvforge.kv_policies import features as m
-from kvforge.kv_policies.compatibility import check, compare, table
+from kvforge.kv_policies.compatibility import check, compare
 from kvforge.kv_policies.eviction.rules.adakv import AdaKV
 from kvforge.kv_policies.eviction.rules.h2o import H2O
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 from kvforge.kv_policies.features import Support, all_features, feature_of
 from kvforge.kv_policies.shadowkv import ShadowKV
-from tests.support.compatibility_docs import DOCS, updated
+from tests.support.compatibility_docs import DOCS, table, updated
 
 
 def test_the_documentation_has_the_tables() -> None:

@@ -24,7 +24,7 @@ def allocated(manifest, lengths, num_generated=0):
     """Pools for exactly these prompts, with slots for those that are factored."""
     policy, size = manifest.policy, manifest.page_size
     kept = [policy.compact_length(length) + num_generated for length in lengths]
-    shadow_pages = sum(policy.num_state_pages(length, size) for length in lengths)
+    shadow_pages = sum(policy.keeping.num_state_pages(length, size) for length in lengths)
     num_slots = sum(map(policy.is_factored, lengths))
     pools = allocate_pools(manifest, sum(-(-length // size) for length in kept), "cpu", shadow_pages, num_slots)
     return device_bytes(manifest, pools), host_bytes(manifest, pools)
@@ -48,7 +48,7 @@ def test_allocation_is_the_formula(seed: int) -> None:
     generated, cache = rng.randint(0, 40), manifest.owner_cache
     device, host = allocated(manifest, lengths, generated)
     assert device == 2 * sum(policy.device_bytes(cache, length, generated) for length in lengths)
-    assert host == 2 * sum(policy.host_bytes(cache, length, generated) for length in lengths)
+    assert host == 2 * sum(policy.host_tier.host_bytes(cache, length, generated) for length in lengths)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 5, 9])

@@ -21,7 +21,7 @@ def test_bytes_of_llama_8b_at_122k() -> None:
     compact = 77 * 32 * 2 * 8 * 128 * 2
     assert ShadowKV().compact_length(TOKENS) == (256 + 48) * 8 + 32 == 77 * 32
     assert ShadowKV().device_bytes(LLAMA_8B, TOKENS) == u + sv + landmarks + cached + compact == 82_512_000
-    assert ShadowKV().host_bytes(LLAMA_8B, TOKENS) == TOKENS * 8 * 128 * 2
+    assert ShadowKV().host_tier.host_bytes(LLAMA_8B, TOKENS) == TOKENS * 8 * 128 * 2
     assert Full().device_bytes(LLAMA_8B, TOKENS) == TOKENS * 2 * 8 * 128 * 2
     assert Full().device_bytes(LLAMA_8B, TOKENS) >= 6 * ShadowKV().device_bytes(LLAMA_8B, TOKENS)
     assert 32 * Full().device_bytes(LLAMA_8B, TOKENS) == 15.25 * 2**30
@@ -34,7 +34,7 @@ def test_generated_tokens_take_pages() -> None:
     assert [policy.device_bytes(LLAMA_8B, TOKENS, n) - base for n in (0, 1, 32, 33)] == [
         0, page_bytes, page_bytes, 2 * page_bytes
     ]  # fmt: skip
-    assert policy.host_bytes(LLAMA_8B, TOKENS, 33) == policy.host_bytes(LLAMA_8B, TOKENS)
+    assert policy.host_tier.host_bytes(LLAMA_8B, TOKENS, 33) == policy.host_tier.host_bytes(LLAMA_8B, TOKENS)
     assert Full().device_bytes(LLAMA_8B, 31, 2) == 2 * page_bytes
 
 
@@ -46,7 +46,7 @@ def test_lengths_around_what_is_factored() -> None:
         assert policy.num_chunks(tokens) * 4 + policy.tail_length(tokens) == tokens
         assert policy.is_factored(tokens) == (tokens >= 19)
         assert policy.compact_length(tokens) == (tokens if tokens < 19 else (2 + 1) * 4 + policy.tail_length(tokens))
-        assert policy.num_state_pages(tokens, 8) == (0 if tokens < 19 else 3)
+        assert policy.keeping.num_state_pages(tokens, 8) == (0 if tokens < 19 else 3)
     assert rows == [
         (1, 0, 0, 1), (3, 0, 0, 3), (6, 0, 0, 6), (7, 1, 0, 3), (11, 2, 1, 3), (15, 3, 2, 3), (18, 3, 2, 6),
         (19, 4, 2, 3), (20, 4, 2, 4), (22, 4, 2, 6), (23, 5, 2, 3),
@@ -59,7 +59,11 @@ def test_short_prompts_cost_what_they_cost_without_the_policy() -> None:
         assert ShadowKV().device_bytes(LLAMA_8B, tokens, 5) == Full().device_bytes(LLAMA_8B, tokens, 5)
         assert ShadowKV().device_bytes_read(LLAMA_8B, tokens, 5) == Full().device_bytes_read(LLAMA_8B, tokens, 5)
         assert ShadowKV().prefill_bytes(LLAMA_8B, tokens) == Full().prefill_bytes(LLAMA_8B, tokens) == 0
-        assert ShadowKV().host_bytes(LLAMA_8B, tokens) == ShadowKV().host_bytes_read(LLAMA_8B, tokens) == 0
+        assert (
+            ShadowKV().host_tier.host_bytes(LLAMA_8B, tokens)
+            == ShadowKV().host_tier.host_bytes_read(LLAMA_8B, tokens)
+            == 0
+        )
     assert ShadowKV().is_factored(2472)
 
 
@@ -67,7 +71,7 @@ def test_bytes_read_by_a_step() -> None:
     landmarks, sv = 15612 * 8 * 257, 160 * 8 * 128 * 2
     u, compact = 2048 * 8 * 160 * 2, (2464 + 100) * 2 * 8 * 128 * 2
     assert ShadowKV().device_bytes_read(LLAMA_8B, TOKENS, 100) == landmarks + sv + u + compact
-    assert ShadowKV().host_bytes_read(LLAMA_8B, TOKENS, 100) == 2048 * 8 * 128 * 2
+    assert ShadowKV().host_tier.host_bytes_read(LLAMA_8B, TOKENS, 100) == 2048 * 8 * 128 * 2
     assert Full().device_bytes_read(LLAMA_8B, TOKENS, 100) == (TOKENS + 100) * 4096
 
 

@@ -90,7 +90,7 @@ def test_bytes_of_the_pools_are_the_policys():
     assert device_bytes(manifest, pools) == exact + manifest.model.num_owners * (
         policy.device_bytes(cache, 128) - compact
     )
-    assert host_bytes(manifest, pools) == manifest.model.num_owners * policy.host_bytes(cache, 128)
+    assert host_bytes(manifest, pools) == manifest.model.num_owners * policy.host_tier.host_bytes(cache, 128)
     stats = engine.stats()
     assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (
         device_bytes(manifest, pools),
@@ -107,7 +107,7 @@ def test_bytes_of_the_pools_are_the_policys():
     assert stats["kv_device_used_bytes"] == manifest.model.num_owners * policy.device_bytes(
         cache, len(prompt), num_cached
     )
-    assert stats["kv_host_used_bytes"] == manifest.model.num_owners * policy.host_bytes(cache, len(prompt))
+    assert stats["kv_host_used_bytes"] == manifest.model.num_owners * policy.host_tier.host_bytes(cache, len(prompt))
 
 
 WHOLE = 0.1
@@ -171,7 +171,7 @@ def test_a_failed_factoring_ends_a_sequence_that_the_step_only_factors(monkeypat
         engine.step()
     engine.step()
     scheduler, (sequence,) = engine.scheduler, engine.scheduler.running
-    scheduler._preempt(Schedule(0), sequence)
+    scheduler.preempt(Schedule(0), sequence)
     for _ in range(3):
         engine.step()
     engine.add_request("first", [6] * 30, dataclasses.replace(GREEDY, priority=-1))

@@ -22,7 +22,7 @@ BROKEN = {
     "ending": ("brought.ending:Policy", "no licence"),
 }
 BROKEN_POLICIES = BROKEN | {
-    "half": ("brought:Half", "Half does not define device_bytes, device_bytes_read"),
+    "half": ("brought:Half", "Half does not define device_bytes, device_bytes_read, title"),
     "nameless": ("brought:Nameless", "Nameless.name is None; give lower-case letters, digits and underscores"),
     "shout": ("brought:Shout", "Shout.name is 'Re-Cent'; give lower-case letters, digits and underscores"),
     "bare": ("brought:Bare", "Bare.__init__() missing 1 required positional argument: 'rank'"),
@@ -34,6 +34,7 @@ BROKEN_POLICIES = BROKEN | {
 BROUGHT = f"""
 from dataclasses import dataclass
 from kvforge.kv_policies import Full, KVPolicy
+from kvforge.kv_policies.capabilities.keeping import Keeping
 from {POLICY} import Forgetting
 
 NUMBER = 7
@@ -45,7 +46,7 @@ class Shout(Forgetting):
     name = "Re-Cent"
 class Again(Forgetting):
     name = "full"
-class Counting(Forgetting):
+class Counting(Keeping, Forgetting):
     name, counters = "counting", 7
 class Needy(Forgetting):
     name, needs = "needy", ["much"]

@@ -17,7 +17,7 @@ class KeptSets:
         self._state: Any = engine.runner._state
         self._policy = engine.scheduler.policy
         self._page_size = engine.config.page_size
-        self._pools = [pool[len(pool) - len(self._policy.named_pools)] for pool in engine.runner.pools]
+        self._pools = [pool[len(pool) - len(self._policy.keeping.named_pools)] for pool in engine.runner.pools]
         self._sets: dict[tuple[str, int], Kept] = {}
         apply = self._state.apply
 
@@ -41,7 +41,7 @@ class KeptSets:
         size, num_heads = self._page_size, self._pools[owner].shape[2]
         keep = self._policy.num_cached(sequence.num_prompt_tokens, sequence.num_computed)
         columns = [(owner, page, head) for page in range(-(-keep // size))]
-        if self._policy.views_pools:
+        if self._policy.insertion.views_pools:
             lane_pages, lane_table = self._state._states[owner][-2:]
             mine = lane_table[sequence.slot, head, : lane_pages[sequence.slot, head]].tolist()
             numbers = [(self._state._first_page(one), one) for one in range(len(self._pools))]
@@ -49,7 +49,7 @@ class KeptSets:
             for number in mine:
                 page, column = divmod(number, size * num_heads)
                 first, whose = max(one for one in numbers if one[0] <= page)
-                whose = whose if self._policy.owners_share else owner
+                whose = whose if self._policy.insertion.owners_share else owner
                 columns.append((whose, sequence.pages.index(page - first), column))
             keep = len(columns) * size
         places = [

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.policy import BASIC_NEEDS
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Forgetting(KVPolicy):
 
     name: ClassVar[str] = "forgetting"
     title: ClassVar[str] = "forgotten pages"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GLOBAL_ATTENTION, Need.ONE_QUERY})
+    needs: ClassVar[frozenset[Need]] = BASIC_NEEDS | {Need.GLOBAL_ATTENTION, Need.ONE_QUERY}
 
     def __post_init__(self) -> None:
         for name, value in self.parameters.items():

@@ -21,7 +21,7 @@ class StepDriver:
         for tensor in itertools.chain.from_iterable(self.pools):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 127)
         self.pages = random.Random(seed).sample(range(num_pages), num_pages)
-        self.seals = session.manifest.policy.seals_pages
+        self.seals = session.manifest.policy.sealing is not None
         self.written = [index % len(self.pools[0][0]) for index in range(num_pages)] if self.seals else self.pages
         self.length = 0
 

@@ -49,8 +49,8 @@ class EagerSession(Session):
         self._policy = self.manifest.policy
         self._weights = weights
         with torch.device("meta"):
-            lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
-            upper = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
+            lower = LowerGraph(config, options.kv_scales, options.policy.insertion.layer_insertion())
+            upper = UpperGraph(config, options.kv_scales, options.policy.insertion.layer_insertion())
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
@@ -120,7 +120,7 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
         )
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None
-    if resolved.policy.reads_tokens or resolved.policy.texts:
+    if resolved.policy.keeping.reads_tokens or resolved.policy.probing:
         tokens = tokens_of_policy(checkpoint / "tokenizer.json", config.vocab_size, resolved.policy)
     return EagerSession(config, resolved, weights, tokens)
 
@@ -141,15 +141,17 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0, st
     for name, layer in linears(config).items() if resolved.packed_dtype is not None else ():
         packed = packed_tensors(weights[f"{name}.weight"], layer, resolved.packed_dtype)
         weights |= {f"{name}.{part}": tensor for part, tensor in packed.items()}
-    selecting = LowerGraph(config, (), resolved.policy.layer_insertion())
+    selecting = LowerGraph(config, (), resolved.policy.insertion.layer_insertion())
     buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
     positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
     tokens: dict[str, Any] = {
         "special_tokens": tuple(range(0, config.vocab_size, 7)),
         "punctuation_tokens": tuple(token for token in range(0, config.vocab_size, 5) if token % 7),
     }
-    texts = tuple(tuple(range(5 * index, 5 * index + 4)) for index in range(len(resolved.policy.texts)))
-    tokens = (tokens if resolved.policy.reads_tokens else {}) | {"policy_texts": texts}
+    probing = resolved.policy.probing
+    num_texts = 0 if probing is None else len(probing.texts)
+    texts = tuple(tuple(range(5 * index, 5 * index + 4)) for index in range(num_texts))
+    tokens = (tokens if resolved.policy.keeping.reads_tokens else {}) | {"policy_texts": texts}
     return EagerSession(config, resolved, weights | positions, tokens)
 
 

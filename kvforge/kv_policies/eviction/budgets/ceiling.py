@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.policy import check_largest
 
 MAX_CEILING = 3200
 """Per cent of the budget: a table of columns is as wide as the most that a head may keep."""
@@ -24,7 +25,7 @@ class CeilingBudget(SharedBudget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("ceiling_percent", MAX_CEILING)
+        check_largest(self, "ceiling_percent", MAX_CEILING)
         if self.ceiling_percent < 100:
             raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 

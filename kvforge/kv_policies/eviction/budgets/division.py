@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvforge.kv_policies.eviction.names import Tensor
 
 
 def divide_pages(
@@ -30,7 +28,7 @@ def divide_pages(
     return pages
 
 
-def best_of_all(score: "Tensor", floor: int, budget: int) -> list[int]:
+def best_of_all(score: Tensor, floor: int, budget: int) -> list[int]:
     """Return how many tokens each of some heads keeps, by ``score`` ``[heads, L]`` float32, each head's best tokens
     first in it: ``floor`` and those among the best of all heads' other tokens, ``heads * budget`` in all. Of equal
     scores one of more of its head's best before it comes later, then that of a higher head."""

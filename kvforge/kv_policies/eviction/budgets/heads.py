@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
+from kvforge.kv_policies.eviction.names import ScoredLanes, Tensor
+from kvforge.kv_policies.policy import check_largest
 
 
-@dataclass(frozen=True)
-class HeadBudgets(SharedBudget):
+@dataclass(frozen=True, init=False)
+class HeadBudgets(AroundRule):
     """The heads of an owner keep ``budget`` tokens on average, and at least ``floor_percent`` of that each.
 
     Raises:
@@ -23,12 +20,15 @@ class HeadBudgets(SharedBudget):
 
     floor_percent: int = 20
 
-    budget_name: ClassVar[str] = "adakv"
-    optional: ClassVar[frozenset[str]] = frozenset({"floor_percent"})
+    wrapper_name: ClassVar[str] = "adakv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("floor_percent", 100)
+        check_largest(self, "floor_percent", 100)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        return super().optional | {"floor_percent"}
 
     @property
     def floor(self) -> int:
@@ -43,12 +43,12 @@ class HeadBudgets(SharedBudget):
         """All but the others' fewest."""
         return num_kv_heads * (self.budget // page_size) - (num_kv_heads - 1) * self.min_pages(page_size)
 
-    def wanted(self, score: "Tensor") -> list[int]:
+    def wanted(self, score: Tensor) -> list[int]:
         """Return how many tokens each head should keep (algorithm 1), by ``score`` ``[kv_heads, L]`` float32, the
         heads' best tokens first in it."""
         return best_of_all(score, self.floor, self.budget)
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         (owner,) = owners
         num_heads, length = owner.best.shape
         most = min(self.max_pages(num_heads, page_size), length // page_size)

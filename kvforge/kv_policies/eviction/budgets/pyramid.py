@@ -3,23 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
-
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
+from kvforge.kv_policies.eviction.names import ScoredLanes
 
 
-@dataclass(frozen=True)
-class PyramidBudgets(SharedBudget):
+@dataclass(frozen=True, init=False)
+class PyramidBudgets(AroundRule):
     """The heads of the last owner keep ``budget / beta`` tokens, those of the first as many more than ``budget`` as
     these fewer, those between lie on a line (section 4.2). No head keeps fewer than the rule protects, or more than
     there are: then the line is flatter."""
 
     beta: int = 20
 
-    budget_name: ClassVar[str] = "pyramid"
+    wrapper_name: ClassVar[str] = "pyramid"
     owners_share: ClassVar[bool] = True
 
     @property
@@ -36,5 +34,5 @@ class PyramidBudgets(SharedBudget):
         step = 2 * (highest - self.budget) / max(num_owners - 1, 1)
         return [highest - owner * step if num_owners > 1 else Fraction(self.budget) for owner in range(num_owners)]
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         return self.divide_owners(owners, self.wanted(len(owners), owners[0].best.shape[1]), page_size)

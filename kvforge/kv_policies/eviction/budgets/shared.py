@@ -4,27 +4,23 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar, When
-from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
-from kvforge.kv_policies.policy import Need, OwnerCache
+from kvforge.kv_policies.eviction.names import ScoredLanes
+from kvforge.kv_policies.eviction.observation import LANE_INPUTS
+from kvforge.kv_policies.eviction.policy import Eviction
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import Need
 from kvforge.kv_policies.state import (
     EngineMemory,
-    InputBuilder,
     LayerCheck,
     PolicyState,
     StateInput,
     StatePool,
 )
-
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
-
-_LANE_SLOT = StateInput("lane_slot", neutral=-1)
-"""A sequence's row of the pools behind, -1 before its cache is cut down."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +39,13 @@ class SharedBudget(Eviction):
     is_by_sequence: ClassVar[bool] = True
     views_pools: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.state_inputs = (*(one for one in cls.state_inputs if one != _LANE_SLOT), _LANE_SLOT)
-        cls.needs = cls.needs | {Need.PER_HEAD_LENGTHS}
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {Need.PER_HEAD_LENGTHS}
+
+    @property
+    def state_inputs(self) -> tuple[StateInput, ...]:
+        return (*super().state_inputs, *LANE_INPUTS)
 
     @property
     def calendar(self) -> Calendar:
@@ -61,12 +60,12 @@ class SharedBudget(Eviction):
             )
 
     @abstractmethod
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         """Return the pages of each owner's heads: on average ``budget // page_size``, none more than ``max_pages`` or
         than its tokens fill. ``owners`` are those that share: all, or a single one."""
 
     def divide_owners(
-        self, owners: Sequence["ScoredLanes"], wanted: Sequence[Fraction], page_size: int
+        self, owners: Sequence[ScoredLanes], wanted: Sequence[Fraction], page_size: int
     ) -> list[list[int]]:
         """Return pages as ``divide`` does, as many for every head of an owner: those of about ``wanted`` tokens, and of
         no fewer than the rule protects."""
@@ -110,23 +109,6 @@ class SharedBudget(Eviction):
         if self.statistic is not None:
             observation = ObservationCheck(self.operators, self.statistic, of_attention=("scale", "k_scale"))
         return ColumnCheck(observation)
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
-
-        return CombinedInputs(self._input_builders(page_size, max_num_seqs, max_state_pages))
-
-    def _input_builders(
-        self, page_size: int, max_num_seqs: int, max_state_pages: int
-    ) -> list[tuple[InputBuilder, Sequence[StateInput]]]:
-        """Return what builds the inputs of observed queries, where there are any, and of lanes."""
-        from kvforge.kv_policies.eviction.lane_inputs import LaneInputs
-
-        lanes: tuple[InputBuilder, Sequence[StateInput]] = (LaneInputs(max_num_seqs), (_LANE_SLOT,))
-        if self.statistic is None:
-            return [lanes]
-        observed = super().make_input_builder(page_size, max_num_seqs, max_state_pages)
-        return [(observed, OBSERVATION_INPUTS), lanes]
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         from kvforge.kv_policies.eviction.budget_lanes import LaneState

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from kvforge.kv_policies.eviction.budgets.around import AroundRule
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
-from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
-from kvforge.kv_policies.policy import OwnerCache
-from kvforge.kv_policies.state import InputBuilder, StatePool
+from kvforge.kv_policies.eviction.names import ScoredLanes
+from kvforge.kv_policies.eviction.noted import NotesTokens
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import check_largest
+from kvforge.kv_policies.state import StatePool
 
-if TYPE_CHECKING:
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
 
-
-@dataclass(frozen=True)
-class SqueezeBudgets(NotesTokens, CeilingBudget):
+@dataclass(frozen=True, init=False)
+class SqueezeBudgets(AroundRule, NotesTokens, CeilingBudget):
     """Owners fall into three groups by the mean cosine of hidden states before and after their attention. Those of the
     group with the largest cosines keep ``share_percent`` of the budget, the others share what is left (algorithm 1).
 
@@ -29,12 +29,12 @@ class SqueezeBudgets(NotesTokens, CeilingBudget):
     share_percent: int = 35
     similar: int = 32
 
-    budget_name: ClassVar[str] = "squeeze"
+    wrapper_name: ClassVar[str] = "squeeze"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("share_percent", 100)
-        self.check_largest("similar", 4096)
+        check_largest(self, "share_percent", 100)
+        check_largest(self, "similar", 4096)
 
     @property
     def num_noted(self) -> int:
@@ -57,7 +57,7 @@ class SqueezeBudgets(NotesTokens, CeilingBudget):
         more = (len(groups) * self.budget - num_top * least) / max(len(groups) - num_top, 1)
         return [least if group == 2 else more for group in groups]
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         noted = min(self.similar, owners[0].best.shape[1])  # behind it lies what another sequence left
         cosines = [float(owner.slots.notes("similarity")[0, :noted].double().mean()) for owner in owners]
         return self.divide_owners(owners, self.wanted(cosines), page_size)
@@ -67,12 +67,6 @@ class SqueezeBudgets(NotesTokens, CeilingBudget):
         from model_defs.similarity import SimilarLanes
 
         return SimilarLanes(**vars(super().layer_insertion()))
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs, NoteInputs
-
-        lanes = self._input_builders(page_size, max_num_seqs, max_state_pages)
-        return CombinedInputs([*lanes, (NoteInputs(max_num_seqs), NOTE_INPUTS)])
 
 
 def three_groups(values: Sequence[float]) -> list[int]:

@@ -1,16 +1,12 @@
 """Batch-Max (arXiv 2412.05693): eviction while the prompt is computed, so that more sequences fit."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import Calendar, When, block_of_steps
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -34,5 +30,5 @@ class BatchMax(Eviction):
     def calendar(self) -> Calendar:
         return Calendar(self.budget, self.block, When.END_DECODE if self.decode_only else When.ALWAYS)
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.mass / slots.age

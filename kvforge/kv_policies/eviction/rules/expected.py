@@ -1,17 +1,14 @@
 """Expected attention (arXiv 2510.00636): the tokens that queries to come will probably attend to."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.noted import NotesTokens
-from kvforge.kv_policies.policy import OwnerCache
-from kvforge.kv_policies.state import InputBuilder, StatePool
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
+from kvforge.kv_policies.owner_cache import OwnerCache
+from kvforge.kv_policies.policy import check_largest
+from kvforge.kv_policies.state import StatePool
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,8 @@ class Expected(NotesTokens):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_largest("window", 4096)
-        self.check_largest("covariance", 1)
+        check_largest(self, "window", 4096)
+        check_largest(self, "covariance", 1)
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:
@@ -50,7 +47,7 @@ class Expected(NotesTokens):
     def num_protected(self) -> int:
         return self.sinks
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         import torch
 
         exponent = slots.expected_exponent(self.window, self.sinks, self.future, bool(self.covariance))
@@ -72,8 +69,3 @@ class Expected(NotesTokens):
         from model_defs.noted_queries import NotedQueries
 
         return NotedQueries(num_pools=len(self.named_pools))
-
-    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
-        from kvforge.kv_policies.eviction.lane_inputs import NoteInputs
-
-        return NoteInputs(max_num_seqs)

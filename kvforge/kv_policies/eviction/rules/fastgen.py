@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
+from kvforge.kv_policies.eviction.names import ScoredLanes, Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
-    from kvforge.kv_policies.eviction.slots import Slots
+from kvforge.kv_policies.policy import check_largest
 
 _SPECIAL, _PUNCTUATION, _FREQUENT, _RECENT, _OTHER = range(4, -1, -1)
 
@@ -46,13 +42,13 @@ class FastGen(CeilingBudget):
             if getattr(self, parameter) == 0:
                 object.__setattr__(self, parameter, max(3 * self.budget // 10, 1))
         super().__post_init__()
-        self.check_largest("recover_percent", 100)
+        check_largest(self, "recover_percent", 100)
 
     @property
     def num_observed(self) -> int:
         return self.window
 
-    def kinds(self, slots: "Slots") -> "Tensor":
+    def kinds(self, slots: Slots) -> Tensor:
         """Return ``[S, kv_heads, L]`` float32: the kind of each token, the first that it is of."""
         import torch
 
@@ -66,10 +62,10 @@ class FastGen(CeilingBudget):
             kind = torch.where(has, value, kind)
         return kind
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.ranked(self.kinds(slots), slots.mass)
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         import torch
 
         num_heads, length = owners[0].best.shape

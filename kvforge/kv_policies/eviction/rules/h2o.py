@@ -1,16 +1,12 @@
 """H2O (arXiv 2306.14048): heavy hitters by the attention that they received, and the newest tokens."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -27,5 +23,5 @@ class H2O(Eviction):
     def num_protected(self) -> int:
         return self.budget // 2
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(slots.mass, slots.newest(self.num_protected))

@@ -1,15 +1,11 @@
 """KeyDiff (arXiv 2504.15364): keys that resemble the others go."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When, block_of_steps
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -25,5 +21,5 @@ class KeyDiff(Eviction):
     def default_block(self) -> int:
         return block_of_steps(self.budget)
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return -slots.key_similarity()

@@ -2,22 +2,54 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from kvforge.kv_policies.capabilities.probing import Probing
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
+from kvforge.kv_policies.eviction.calendar import Calendar
+from kvforge.kv_policies.eviction.names import ScoredLanes, Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED
-from kvforge.kv_policies.policy import OwnerCache
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
-    from kvforge.kv_policies.eviction.slots import Slots
+from kvforge.kv_policies.owner_cache import OwnerCache
 
 _TAIL = 8
 """Tokens before a part that say where it begins."""
+
+
+@dataclass(frozen=True)
+class Repetition(Probing):
+    """A prompt repeated, ``chunk`` tokens at a time, where a calendar says that it is cut down."""
+
+    chunk: int
+    calendar: Calendar
+
+    texts: ClassVar[tuple[str, ...]] = (
+        "\n\nRepeat the previous context exactly.\n",
+        "\n\nRepeat the part of the previous context exactly that starts after: ",
+        "\n",
+    )
+
+    def num_probes(self, num_prompt_tokens: int) -> int:
+        return 0 if self.calendar.first(num_prompt_tokens) is None else -(-num_prompt_tokens // self.chunk)
+
+    def tokens(self, tokens: Sequence[int], texts: Sequence[Sequence[int]], index: int) -> list[int]:
+        start, (first, later, end) = index * self.chunk, texts
+        request = [*later, *tokens[max(start - _TAIL, 0) : start], *end] if index else [*first]
+        return [*request[: self._longest_request], *tokens[start : start + self.chunk]]
+
+    def inputs(self, state_table: Any, num_queries: int, num_scored: int) -> tuple[Any, ...]:
+        import torch
+
+        return state_table, *torch.tensor([[num_queries], [num_scored], [-1]], dtype=torch.int32)
+
+    @property
+    def _longest_request(self) -> int:
+        """No tokenizer makes more tokens than bytes, and one for the beginning of a text."""
+        return sum(len(text.encode()) + 1 for text in self.texts) + _TAIL
+
+    def num_scratch_pages(self, page_size: int) -> int:
+        return -(-(self._longest_request + self.chunk) // page_size)
 
 
 @dataclass(frozen=True)
@@ -33,11 +65,6 @@ class KVzip(CeilingBudget):
     title: ClassVar[str] = "KVzip"
     statistic: ClassVar[Statistic] = Statistic.MAXIMUM
     optional: ClassVar[frozenset[str]] = frozenset({"sinks"})
-    texts: ClassVar[tuple[str, ...]] = (
-        "\n\nRepeat the previous context exactly.\n",
-        "\n\nRepeat the part of the previous context exactly that starts after: ",
-        "\n",
-    )
 
     @property
     def num_observed(self) -> int:
@@ -51,37 +78,20 @@ class KVzip(CeilingBudget):
     def num_protected(self) -> int:
         return self.sinks
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(slots.mass, slots.position < self.sinks)
 
-    def num_probes(self, num_prompt_tokens: int) -> int:
-        return 0 if self.calendar.first(num_prompt_tokens) is None else -(-num_prompt_tokens // self.chunk)
-
-    def probe_tokens(self, tokens: Sequence[int], texts: Sequence[Sequence[int]], index: int) -> list[int]:
-        start, (first, later, end) = index * self.chunk, texts
-        request = [*later, *tokens[max(start - _TAIL, 0) : start], *end] if index else [*first]
-        return [*request[: self._longest_request], *tokens[start : start + self.chunk]]
-
-    def probe_inputs(self, state_table: Any, num_queries: int, num_scored: int) -> tuple[Any, ...]:
-        import torch
-
-        return state_table, *torch.tensor([[num_queries], [num_scored], [-1]], dtype=torch.int32)
-
     @property
-    def _longest_request(self) -> int:
-        """No tokenizer makes more tokens than bytes, and one for the beginning of a text."""
-        return sum(len(text.encode()) + 1 for text in self.texts) + _TAIL
-
-    def num_scratch_pages(self, page_size: int) -> int:
-        return -(-(self._longest_request + self.chunk) // page_size)
+    def probing(self) -> "Repetition":
+        return Repetition(self.chunk, self.calendar)
 
     def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
         """Also those of a part that is repeated, as one prompt is at a time."""
-        num_tokens = self.num_scratch_pages(cache.page_size) * cache.page_size
+        num_tokens = self.probing.num_scratch_pages(cache.page_size) * cache.page_size
         repeated = num_tokens * (cache.token_bytes + self._state_bytes(cache))
         return super().prefill_bytes(cache, num_prompt_tokens) + repeated
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         import torch
 
         best, (num_heads, length) = torch.cat([one.best for one in owners]), owners[0].best.shape

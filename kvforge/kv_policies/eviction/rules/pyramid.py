@@ -7,9 +7,10 @@ from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 
 
-@dataclass(frozen=True)
-class PyramidKV(PyramidBudgets, SnapKV):
+@dataclass(frozen=True, init=False)
+class PyramidKV(PyramidBudgets):
     """At the prompt's end, owners keep fewer tokens the later they come, by SnapKV's scores (section 4.3)."""
 
+    kind: ClassVar[type[SnapKV]] = SnapKV
     name: ClassVar[str] = "pyramid"
     title: ClassVar[str] = "PyramidKV"

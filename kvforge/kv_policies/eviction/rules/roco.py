@@ -1,16 +1,12 @@
 """RoCo (arXiv 2402.06262): tokens by their mean attention, those whose attention varies most being kept."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When, block_of_steps
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class RoCo(Eviction):
     def num_protected(self) -> int:
         return self.sinks + self.spread
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         mean = slots.mass / slots.age
         variance = (slots.squares / slots.age - mean * mean).clamp(min=0.0)
         return slots.protect(mean, slots.largest(variance, self.spread) | (slots.position < self.sinks))

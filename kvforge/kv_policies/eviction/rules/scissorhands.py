@@ -1,16 +1,12 @@
 """Scissorhands (arXiv 2305.17118): tokens that recent queries paid little attention to go."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -38,5 +34,5 @@ class Scissorhands(Eviction):
     def num_protected(self) -> int:
         return self.recent
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(-slots.mass, slots.newest(self.recent))

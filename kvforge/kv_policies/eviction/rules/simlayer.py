@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
+from kvforge.kv_policies.eviction.names import ScoredLanes, Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.budget_lanes import ScoredLanes
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,15 @@ class SimLayerKV(CeilingBudget):
     def num_protected(self) -> int:
         return self.sinks + self.recent
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(slots.position, slots.position < self.sinks)
 
-    def laziness(self, slots: "Slots") -> float:
+    def laziness(self, slots: Slots) -> float:
         """Return the share of the attention that goes to the tokens that lazy owners keep, all heads together."""
         lazy = slots.newest(self.recent) | (slots.position < self.sinks)
         return float((slots.mass * lazy).sum() / slots.mass.sum())
 
-    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]:
         num_heads, length = owners[0].best.shape
         most = min(self.max_pages(num_heads, page_size), length // page_size)
         fewest = -(-self.num_protected // page_size)

@@ -1,16 +1,12 @@
 """SnapKV (arXiv 2404.14469): the prompt's tokens that its last queries attend to."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,6 @@ class SnapKV(Eviction):
     def num_protected(self) -> int:
         return self.window
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         window = slots.newest(self.window)
         return slots.protect(slots.pooled(slots.mass * ~window, self.kernel), window)

@@ -7,9 +7,10 @@ from kvforge.kv_policies.eviction.budgets.squeeze import SqueezeBudgets
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 
 
-@dataclass(frozen=True)
-class SqueezeAttention(SqueezeBudgets, SnapKV):
+@dataclass(frozen=True, init=False)
+class SqueezeAttention(SqueezeBudgets):
     """At the prompt's end, owners whose attention changes hidden states little keep few tokens, by SnapKV's scores."""
 
+    kind: ClassVar[type[SnapKV]] = SnapKV
     name: ClassVar[str] = "squeeze"
     title: ClassVar[str] = "SqueezeAttention"

@@ -1,17 +1,13 @@
 """StreamingLLM (arXiv 2309.17453): the first tokens and the newest ones, for texts without end."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.policy import Eviction
-from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.state import EngineMemory, PolicyState, StatePool
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvforge.kv_policies.eviction.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Streaming(Eviction):
     def num_protected(self) -> int:
         return self.sinks
 
-    def score(self, slots: "Slots") -> "Tensor":
+    def score(self, slots: Slots) -> Tensor:
         return slots.protect(slots.position, slots.position < self.sinks)
 
     @property

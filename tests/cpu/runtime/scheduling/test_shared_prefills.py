@@ -68,7 +68,7 @@ def test_a_common_beginning_is_computed_once(budget) -> None:
     assert session.num_tokens == len(PREFIX) + 6 * (3 + GREEDY.max_tokens - 1)
     assert tokens == {name: alone(prompt) for name, prompt in requests.items()}
     if budget == 256:
-        assert engine.num_iterations == 1 + GREEDY.max_tokens and engine.scheduler.num_waits == 5
+        assert engine.num_iterations == 1 + GREEDY.max_tokens and engine.scheduler.admissions.num_waits == 5
 
 
 def test_a_prompt_of_which_little_is_in_flight_does_not_wait() -> None:
@@ -76,7 +76,7 @@ def test_a_prompt_of_which_little_is_in_flight_does_not_wait() -> None:
     engine = make_engine()
     add(engine, {"a": PREFIX[:4] + [7] * 20, "b": PREFIX[:4] + [8] * 23})
     engine.step()
-    assert len(engine.scheduler.running) == 2 and engine.scheduler.num_waits == 0
+    assert len(engine.scheduler.running) == 2 and engine.scheduler.admissions.num_waits == 0
 
 
 def test_without_the_prefix_cache_nobody_waits() -> None:
@@ -147,7 +147,7 @@ def test_a_better_priority_waits_for_no_more_than_the_step() -> None:
     add(engine, {"late": PREFIX})
     engine.step()
     add(engine, {"urgent": [*PREFIX, 60]}, dataclasses.replace(GREEDY, priority=-1))
-    assert [output.request_id for output in engine.step()] == ["late"] and engine.scheduler.num_waits == 1
+    assert [output.request_id for output in engine.step()] == ["late"] and engine.scheduler.admissions.num_waits == 1
     assert {output.request_id for output in engine.step()} == {"urgent", "late"}
 
 
@@ -166,8 +166,8 @@ def test_admitting_many_looks_at_each_once(monkeypatch) -> None:
     """48 requests of 3 sequences: neither running nor waiting ones are gone through again for every admission."""
     looks, of_sequence = [], Sequence.waits_for_leader.fget
     monkeypatch.setattr(Sequence, "waits_for_leader", property(lambda self: looks.append(self) or of_sequence(self)))
-    missing = Scheduler._missing_pages
-    monkeypatch.setattr(Scheduler, "_missing_pages", lambda self, s: looks.append(s) or missing(self, s))
+    missing = Scheduler.missing_pages
+    monkeypatch.setattr(Scheduler, "missing_pages", lambda self, s: looks.append(s) or missing(self, s))
     engine = make_engine(CountingSession(max_num_tokens=256, max_num_seqs=144), num_pages=1000)
     add(engine, {f"r{i}": [5 + i] * 4 for i in range(48)}, dataclasses.replace(GREEDY, n=3))
     engine.step()
@@ -223,7 +223,7 @@ def test_tokens_equal_one_at_a_time_whoever_shares() -> None:
             expected |= expected_of(request)
         check_tokens(tokens, reasons, aborted, expected, seed)
         assert engine.stats()["num_used_pages"] == 0 and engine.stats()["num_failed_steps"] == 0
-        num_waits += engine.scheduler.num_waits
+        num_waits += engine.scheduler.admissions.num_waits
         num_preemptions += engine.stats()["num_preemptions"]
         num_aborted += len(aborted)
     assert num_waits > 30 and num_preemptions > 15 and num_aborted > 15, (num_waits, num_preemptions, num_aborted)

@@ -69,7 +69,7 @@ def test_tokens_equal_plain_decoding(block):
         check_tokens(tokens, reasons, aborted, expected, seed)
         stats = engine.stats()
         assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
-        assert stats["num_failed_steps"] == 0 and not scheduler.proposals
+        assert stats["num_failed_steps"] == 0 and not scheduler.drafts.proposals
         assert 0 <= stats["num_accepted_draft_tokens"] <= stats["num_draft_tokens"]
         counts.update(
             preempted=stats["num_preemptions"],

@@ -26,7 +26,7 @@ def serve(params, session=None, prompt=PROMPT, **options):
             steps.setdefault(output.index, []).append(output)
             last[output.index] = output
         engine.check_invariants()
-    assert engine.stats()["num_used_pages"] == 0 and not engine.scheduler.proposals
+    assert engine.stats()["num_used_pages"] == 0 and not engine.scheduler.drafts.proposals
     return steps, last, engine
 
 
@@ -167,9 +167,9 @@ def test_more_drafts_than_a_step_verifies_are_refused():
         engine.add_request("a", PROMPT, refused)
     with pytest.raises(RequestError, match="draft_token_ids holds token id 64"):
         engine.add_request("a", PROMPT, SamplingParams(draft_token_ids=[64]))
-    assert not engine.has_unfinished() and not engine.scheduler.proposals
+    assert not engine.has_unfinished() and not engine.scheduler.drafts.proposals
     engine.add_request("a", PROMPT, SamplingParams(draft_token_ids=[3, 4, 5]))
-    assert engine.abort("a") and not engine.scheduler.proposals
+    assert engine.abort("a") and not engine.scheduler.drafts.proposals
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_tokens_equal_plain_decoding(method, seeds, full, caplog):
 
         def after_step(session=session, scheduler=scheduler):
             session.poison_pages(scheduler.pool.free_pages)
-            assert not scheduler.proposals and not scheduler.draft_limits
+            assert not scheduler.drafts.proposals and not scheduler.drafts.limits
 
         tokens, reasons, aborted = run_plan(engine, plan, after_step)
         assert session.max_tokens_seen <= plan.max_num_tokens
