@@ -67,8 +67,10 @@ class ModelOptions(EngineOptions):
 
 
 def write_serve_file(options: ModelOptions, run_dir: Path) -> None:
-    """Say in the run directory what the models read."""
-    (run_dir / SERVE_FILE).write_text(to_text(options, ModelOptions), encoding="utf-8")
+    """Say in the run directory what the models read. Other users do not."""
+    path = run_dir / SERVE_FILE
+    path.touch(0o600)
+    path.write_text(to_text(options, ModelOptions), encoding="utf-8")
 
 
 def read_serve_file(run_dir: Path) -> ModelOptions:
