@@ -1,4 +1,4 @@
-"""FP8 checkpoints as DeepSeek, Qwen and Mistral publish them: ``weight`` [N, K] in e4m3, to be multiplied with
+"""FP8 checkpoints as the makers of models publish them: ``weight`` [N, K] in e4m3, to be multiplied with
 ``weight_scale_inv``, which is [N / rows, K / columns] for blocks of ``weight_block_size``, or one number."""
 
 from collections.abc import Mapping
