@@ -203,11 +203,13 @@ class Checkpoint:
         that is not positive and finite or has not one value for the tensor or for each of its rows.
         """
         self.check(name, shape)
-        if rows is not None:
-            return self._part_of(name, rows, shape[0]).read(name, (rows[1] - rows[0], *shape[1:]), dtype)
         stored = self._format_of(name)
+        if rows is not None and stored is None:
+            return self._part_of(name, rows, shape[0]).read(name, (rows[1] - rows[0], *shape[1:]), dtype)
         if stored is not None:
-            tensor = self._rows(name, stored.dequantize(self, self.whole(name)))
+            start, stop = rows or (0, shape[0])
+            first = self.parts[name].start if name in self.parts else 0
+            tensor = stored.dequantize(self, self.whole(name), slice(first + start, first + stop))
         else:
             tensor = self.read_raw(name, finite=False)
         if tensor.dtype == torch.float8_e4m3fn:

@@ -109,15 +109,18 @@ class WeightFormat(ABC):
         )
         return None if is_regular else found
 
-    def dequantize(self, tensors: Tensors, name: str) -> Tensor:
-        """Return the weight, float32 ``[N, K]``."""
+    def dequantize(self, tensors: Tensors, name: str, rows: slice = slice(None)) -> Tensor:
+        """Return the weight, float32 ``[N, K]``, or its ``rows``."""
         depth = self.shape(tensors, name)[1]
         values, scales, zeros = self.values(tensors, name), self.scales(tensors, name), self.zeros(tensors, name)
         groups = self.groups(tensors, name)
         index = torch.arange(depth) // self.group_depth(tensors, name) if groups is None else groups
         self._check(tensors, name, values, scales, zeros, index)
-        wide = values.float() if zeros is None else values.float() - zeros.float()[:, index]
-        return wide * scales[:, index]
+        scales = scales if len(scales) == 1 else scales[rows]
+        if zeros is None:
+            return values[rows].float() * scales[:, index]
+        zeros = zeros if len(zeros) == 1 else zeros[rows]
+        return (values[rows].float() - zeros.float()[:, index]) * scales[:, index]
 
     def codes(self, tensors: Tensors, name: str) -> Codes | None:
         """Return a weight of 4 bits as an int4 engine keeps it, every value as it is; None where it cannot: of other

@@ -235,13 +235,13 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     if config.latent is not None:
         return  # by hand above
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
-    mlp = 3 * hidden * inner
+    mlps = [3 * hidden * inner] * config.cut
     if config.experts:
-        mlp = 2 * 3 * hidden * config.experts.intermediate_size + hidden * 6
-    of_layer = 2 * (2 * hidden * q_dim + mlp) + 4 * q_dim * 50.5
-    assert (
-        manifest.prefill_flops_per_token(100) == manifest.model.num_owners * 4 * hidden * kv_dim + config.cut * of_layer
-    )
+        experts, count = config.experts, TINY["num_experts"] if config.experts.num_shared == 0 else 128
+        mixture = (2 + experts.num_shared) * 3 * hidden * experts.intermediate_size + hidden * count
+        mlps = [mixture if layer in experts.layers else mlp for layer, mlp in enumerate(mlps)]
+    of_layers = sum(2 * (2 * hidden * q_dim + mlp) + 4 * q_dim * 50.5 for mlp in mlps)
+    assert manifest.prefill_flops_per_token(100) == manifest.model.num_owners * 4 * hidden * kv_dim + of_layers
 
 
 @pytest.mark.parametrize("swiftkv", [{}, {"swiftkv": True, "num_key_value_layers": 2, "key_value_group_size": 2}])

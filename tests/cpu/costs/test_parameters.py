@@ -9,6 +9,9 @@ from kvforge.costs.weights import num_parameters
 from model_defs import load_config
 from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
 
+SCALARS = ("layer_scalar", "e_score_correction_bias")
+"""What transformers has as buffers."""
+
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_parameters_are_those_of_transformers(family: str) -> None:
@@ -20,6 +23,6 @@ def test_parameters_are_those_of_transformers(family: str) -> None:
     hf = copy.deepcopy(config.to_dict())
     with torch.device("meta"):
         model = model_class(config)
-    scalars = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
+    scalars = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith(SCALARS))
     shape = load_config(hf)
     assert num_parameters(shape) == sum(parameter.numel() for parameter in model.parameters()) + scalars

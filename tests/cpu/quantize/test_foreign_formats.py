@@ -1,6 +1,8 @@
 """Checkpoints as other libraries quantize them: read as those libraries read them, and kept by int4 engines."""
 
+import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,64 @@ def test_codes_of_4_bits_are_kept_where_groups_are_regular(name: str, tmp_path: 
         assert (codes.zeros is not None) == checkpoint.has_zero_points("layer.weight") == KEPT[name]
         read = checkpoint.read("layer.weight", codes.shape)
         assert torch.equal(codes.in_groups_of(32).dequantize(), read)
+
+
+def write_fp8(path: Path, block: list[int] | None, **config: Any) -> dict[str, torch.Tensor]:
+    """Store every projection of a checkpoint in e4m3, with a scale for each block or for all; returns what is meant."""
+    seen, stored = {}, {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        stored[name] = seen[name] = tensor
+        if "proj" in name and name.endswith("weight"):
+            rows, columns = block or tensor.shape
+            scales = torch.empty(-(-len(tensor) // rows), -(-tensor.shape[1] // columns))
+            stored[name], seen[name] = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty(tensor.shape)
+            for i, j in itertools.product(*map(range, scales.shape)):
+                part = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+                scales[i, j] = tensor[part].float().abs().max() / 448
+                stored[name][part] = (tensor[part].float() / scales[i, j]).to(torch.float8_e4m3fn)
+                seen[name][part] = stored[name][part].float() * scales[i, j]
+            stored[f"{name}_scale_inv"] = scales if block else scales[0, 0]
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    hf = json.loads((path / "config.json").read_text())
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block, **config}
+    (path / "config.json").write_text(json.dumps(hf | {"quantization_config": said}))
+    return seen
+
+
+@pytest.mark.parametrize("block", [[128, 128], [24, 40], None])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "mixtral"])
+def test_fp8_with_a_scale_for_each_block_is_what_it_stands_for(
+    family: str, block: list[int] | None, tmp_path: Path
+) -> None:
+    """As engines have it, in float32, bf16 and int8: the numbers times their scales in float32, rounded once."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 200}
+    path = make_checkpoint(tmp_path / "c", family, dtype=torch.bfloat16, **shape)
+    plain = shutil.copytree(path, tmp_path / "plain")
+    seen = write_fp8(path, block)
+    save_file(seen, plain / "model.safetensors", metadata={"format": "pt"})
+    config = read_model_config(open_model(path))
+    check_weights(open_model(path), config)
+    for dtype, packed in ((torch.float32, None), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)):
+        for source in (path, plain):
+            convert_weights(open_model(source), config, dtype, source / "engine", packed_dtype=packed)
+        assert (path / "engine").read_bytes() == (plain / "engine").read_bytes(), (dtype, packed)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"weight_block_size": [128]}, r"weight_block_size \[128\]; supported are null and two numbers"),
+        ({"fmt": "e5m2"}, "fmt 'e5m2'; supported are e4m3"),
+        ({"expert_dtype": "fp4"}, "expert_dtype 'fp4'; supported are fp8"),
+        ({"weight_block_size": [64, 128]}, "do not fit each other as fp8 stores them"),
+    ],
+)
+def test_other_fp8_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, hidden_size=144)
+    write_fp8(path, [128, 128], **config)
+    with pytest.raises(CheckpointError, match=message):
+        model = read_model_config(open_model(path))
+        convert_weights(open_model(path), model, torch.float32, tmp_path / "engine")
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
