@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvforge.common.number_formats import KV_FORMATS
-from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED
+from kvforge.kv_policies.capabilities import NOTHING_INSERTED
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import defaults
 
