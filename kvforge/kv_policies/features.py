@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvforge.common.number_formats import KV_FORMATS, QUANTIZED_WEIGHT_BYTES, written_formats
-from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED
+from kvforge.kv_policies.capabilities import NOTHING_INSERTED
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import defaults
 

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.capabilities.host_tier import NOTHING_ON_HOST, HostTier
-from kvforge.kv_policies.capabilities.insertion import NOTHING_INSERTED, Insertion
-from kvforge.kv_policies.capabilities.keeping import NOTHING_KEPT, Keeping
-from kvforge.kv_policies.capabilities.observing import Observing
-from kvforge.kv_policies.capabilities.probing import Probing
-from kvforge.kv_policies.capabilities.sealing import Sealing
+from kvforge.kv_policies.capabilities import (
+    NOTHING_INSERTED,
+    NOTHING_KEPT,
+    NOTHING_ON_HOST,
+    HostTier,
+    Insertion,
+    Keeping,
+    Observing,
+    Probing,
+    Sealing,
+)
 from kvforge.kv_policies.owner_cache import OwnerCache
 
 MAX_PARAMETER = 2**20

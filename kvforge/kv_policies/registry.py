@@ -14,7 +14,7 @@ from typing import Any, cast
 from kvforge.common.errors import BuildError, first_line
 from kvforge.common.number_formats import KV_FORMATS
 from kvforge.common.suggestions import did_you_mean
-from kvforge.kv_policies.capabilities.wrapping import Wrapping
+from kvforge.kv_policies.capabilities import Wrapping
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.sealing.policy import SealedPages
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.capabilities.insertion import Insertion
-from kvforge.kv_policies.capabilities.keeping import Keeping
-from kvforge.kv_policies.capabilities.observing import Observing
+from kvforge.kv_policies.capabilities import Insertion, Keeping, Observing
 from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.observation import OBSERVATION_INPUTS, Statistic

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.capabilities.insertion import Insertion
-from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.capabilities import Insertion, Keeping
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool

@@ -5,9 +5,7 @@ from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import GROUP_SIZE
-from kvforge.kv_policies.capabilities.insertion import Insertion
-from kvforge.kv_policies.capabilities.keeping import Keeping
-from kvforge.kv_policies.capabilities.sealing import Sealing
+from kvforge.kv_policies.capabilities import Insertion, Keeping, Sealing
 from kvforge.kv_policies.full import Full
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool

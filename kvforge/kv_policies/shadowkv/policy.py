@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.capabilities.host_tier import HostTier
-from kvforge.kv_policies.capabilities.insertion import Insertion
-from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.capabilities import HostTier, Insertion, Keeping
 from kvforge.kv_policies.owner_cache import OwnerCache
 from kvforge.kv_policies.policy import BASIC_NEEDS, KVPolicy, Need, check_parameters
 from kvforge.kv_policies.shadowkv.chunks import PromptChunks

@@ -1,6 +1,6 @@
 """Probes of caches that are about to be changed: numbers, never tensors."""
 
-from kvforge.kv_policies.capabilities.probing import Probing
+from kvforge.kv_policies.capabilities import Probing
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.schedule import Schedule
 

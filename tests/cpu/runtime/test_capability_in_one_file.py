@@ -11,9 +11,7 @@ from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import resolve
 from kvforge.kv_policies import Full, KVPolicy, parse, policies
-from kvforge.kv_policies.capabilities.host_tier import HostTier
-from kvforge.kv_policies.capabilities.keeping import Keeping
-from kvforge.kv_policies.capabilities.probing import Probing
+from kvforge.kv_policies.capabilities import HostTier, Keeping, Probing
 from kvforge.kv_policies.policy import BASIC_NEEDS, Need
 from kvforge.kv_policies.state import NoState
 from kvforge.manifest.check import is_possible

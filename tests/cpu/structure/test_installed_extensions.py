@@ -34,7 +34,7 @@ BROKEN_POLICIES = BROKEN | {
 BROUGHT = f"""
 from dataclasses import dataclass
 from kvforge.kv_policies import Full, KVPolicy
-from kvforge.kv_policies.capabilities.keeping import Keeping
+from kvforge.kv_policies.capabilities import Keeping
 from {POLICY} import Forgetting
 
 NUMBER = 7

@@ -3,7 +3,7 @@
 from dataclasses import Field, dataclass, field, fields
 from typing import ClassVar
 
-from kvforge.kv_policies.capabilities.wrapping import Wrapping
+from kvforge.kv_policies.capabilities import Wrapping
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 from kvforge.kv_policies.eviction.names import Slots, Tensor
 from kvforge.kv_policies.eviction.noted import NotesTokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvforge.kv_policies.capabilities.probing import Probing
+from kvforge.kv_policies.capabilities import Probing
 from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar
