@@ -1,6 +1,6 @@
 """Minutes of mixed traffic at a bounded rate: every answer compared with the offline one, memory watched.
 
-    python -m perf.serving.soak [--minutes 30] [--rate 5] [--output perf/results/serving-soak]
+    python -m perf.serving.soak [--minutes 30] [--rate 5] [--output RESULT]
 
 Traffic: `ensemble`, `tensorrt_llm` and `tensorrt_llm_bls` over gRPC streams, `generate` and `generate_stream` over
 HTTP, the gateway's completions; greedy and sampled with seeds; some cancelled halfway, some that must be refused.
