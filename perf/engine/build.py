@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perf.harness.command import add_report, begin_dated_report, make_parser, run_program
+from perf.harness.experiment import Experiment, option, output
 from perf.harness.files import read_json, write_json
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
 
@@ -100,19 +100,16 @@ def add(stem: Path, report: dict[str, Any]) -> None:
     write_json(file, [*read_json(file, []), report])
 
 
-def main() -> int:
-    """Measure and add the report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--cut", type=int, help="layers below the cut (default: no cut)")
-    parser.add_argument("--group-size", type=int, default=1, help="layers that share a cache above it (default 1)")
-    add_report(parser, "OUTPUT.json, or add to the reports that are there")
-    args = parser.parse_args()
-
-    def make() -> dict[str, Any]:
-        return begin_dated_report("perf.engine.build") | measure(args.cut, args.group_size)
-
-    return run_program(args, make, table, keep=add)
+EXPERIMENT = Experiment(
+    "perf.engine.build", __doc__,
+    options=(
+        option("--cut", type=int, help="layers below the cut (default: no cut)"),
+        option("--group-size", type=int, default=1, help="layers that share a cache above it (default 1)"),
+        output("OUTPUT.json, or add to the reports that are there"),
+    ),
+    measure=lambda args: measure(args.cut, args.group_size), shown=table, is_dated=True, keep=add,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

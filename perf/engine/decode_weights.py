@@ -10,9 +10,7 @@ floor is its bytes at the rate of a plain read, the best of those measured befor
 
 import argparse
 import statistics
-import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,26 @@ from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import load_session
 from perf.engine.floors import best_rates, decode_work, measure_rates
 from perf.harness.batch import Batch
-from perf.harness.command import (
-    Report,
-    add_lengths,
-    add_report,
-    add_work,
-    begin_report,
-    make_parser,
-    positive,
-    run_program,
-)
 from perf.harness.engines import cached_engine
+from perf.harness.experiment import (
+    BUILD_ONLY,
+    Experiment,
+    Report,
+    Row,
+    chosen,
+    lengths,
+    number,
+    option,
+    output,
+    ratio,
+    work,
+)
 from perf.harness.random_checkpoint import LLAMA_8B, LLAMA_213M, cached_checkpoint
-from perf.harness.tables import markdown_table
+from perf.harness.rounds import medians, turned
+from perf.harness.tables import spread
 from perf.harness.timed_session import TimedSession
 from perf.peers.phases import PhaseTimes
 
@@ -49,17 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "8B, 8 layers": {**LLAMA_8B, "num_hidden_layers": 8, "max_position_embeddings": 8192},
 }
 MAX_SEQ_LEN = 2048
-
-
 WEIGHTS = ("bfloat16", *PACKED_DTYPES)
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a step, in the middle of several, and on average in its graphs."""
-
-    step_s: float
-    graphs_s: float
 
 
 def engine_of(shape: str, weight_dtype: str, work: Path) -> Path:
@@ -68,11 +59,9 @@ def engine_of(shape: str, weight_dtype: str, work: Path) -> Path:
     options = BuildOptions(
         dtype="bfloat16", weight_dtype=weight_dtype, max_num_seqs=8, max_num_tokens=512, max_seq_len=MAX_SEQ_LEN
     )
-    return cached_engine(
-        work / f"decode-{slug}-{weight_dtype}",
-        lambda: cached_checkpoint(work / f"checkpoint-{slug}", SHAPES[shape]),
-        options,
-    )
+    checkpoint = work / f"checkpoint-{slug}"
+    folder = work / f"decode-{slug}-{weight_dtype}"
+    return cached_engine(folder, lambda: cached_checkpoint(checkpoint, SHAPES[shape]), options)
 
 
 def load(engine: Path) -> tuple[LLMEngine, TimedSession]:
@@ -81,99 +70,78 @@ def load(engine: Path) -> tuple[LLMEngine, TimedSession]:
     return LLMEngine(session=session, enable_prefix_cache=False, kv_cache_gib=0.25), session
 
 
-def measure_shape(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each dtype: medians over the rounds."""
+def measure_shape(shape: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each dtype: medians over the rounds."""
     engines = {name: load(engine_of(shape, name, args.work)) for name in args.weights}
     for loaded in engines.values():
         decode(*loaded, shape, 0, args.input_tokens, 2)  # warms up
-    runs: dict[str, list[Times]] = {name: [] for name in engines}
+    runs: dict[str, list[Row]] = {name: [] for name in engines}
     rates = [measure_rates()]
     for index in tqdm(range(args.rounds), desc=shape, unit="round"):
-        turn = index % len(args.weights)
-        for name in [*args.weights[turn:], *args.weights[:turn]]:
+        for name in turned(args.weights, index):
             runs[name].append(decode(*engines[name], shape, index, args.input_tokens, args.output_tokens))
         rates.append(measure_rates())
-    best, first, rows = best_rates(*rates), runs[args.weights[0]], []
+    best, first = best_rates(*rates), runs[args.weights[0]]
     work = PhaseTimes(decode_steps=1, decode_rows=1, decode_context=args.input_tokens + args.output_tokens // 2)
     for name, (engine, _) in engines.items():
-        row: dict[str, Any] = {"shape": shape, "weights": name, "weight_bytes": engine.manifest.weight_bytes}
-        row["step_s"] = statistics.median(run.step_s for run in runs[name])
-        row["graphs_s"] = statistics.median(run.graphs_s for run in runs[name])
+        row = {"shape": shape, "weights": name, "weight_bytes": engine.manifest.weight_bytes, **medians(runs[name])}
         row["floor_s"] = decode_work(engine.manifest, work).floor_s(best)
-        row["ratios"] = [other.step_s / run.step_s for run, other in zip(runs[name], first, strict=True)]
-        rows.append(row | {"times_as_fast": statistics.median(row["ratios"]), "read_bytes_per_s": best.read})
-    return rows
+        row["ratios"] = [other["step_s"] / run["step_s"] for run, other in zip(runs[name], first, strict=True)]
+        yield row | {"times_as_fast": statistics.median(row["ratios"]), "read_bytes_per_s": best.read}
 
 
 def decode(
     engine: LLMEngine, session: TimedSession, shape: str, seed: int, input_tokens: int, output_tokens: int
-) -> Times:
-    """Decode so many tokens after a random prompt."""
+) -> Row:
+    """Decode so many tokens after a random prompt; returns the seconds of a step, in the middle of several, and on
+    average in its graphs."""
     prompt = np.random.default_rng(seed).integers(3, SHAPES[shape]["vocab_size"], input_tokens).tolist()
-    batch = Batch(engine, [prompt], SamplingParams(temperature=0.0, max_tokens=1 + output_tokens, ignore_eos=True))
+    batch = Batch(engine, [prompt], 1 + output_tokens)
     batch.start()
     session.seconds.clear()
-    steps = []
-    while engine.has_unfinished():
-        begin = time.perf_counter()
-        batch.step()
-        steps.append(time.perf_counter() - begin)
-    return Times(statistics.median(steps), sum(session.seconds.values()) / len(steps))
+    steps = batch.steps()
+    return {"step_s": statistics.median(steps), "graphs_s": sum(session.seconds.values()) / len(steps)}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    rows = report["rows"]
-    head = ["shape", "weights", "read by a step", "step ms", "in its graphs", "floor ms", "share of the floor"]
-    head.append(f"times as fast as {rows[0]['weights']} (least to most)")
-    lines = [
-        [
-            row["shape"],
-            row["weights"],
-            f"{row['weight_bytes'] / 1e6:.0f} MB",
-            f"{1e3 * row['step_s']:.2f}",
-            f"{1e3 * row['graphs_s']:.2f}",
-            f"{1e3 * row['floor_s']:.2f}",
-            f"{row['floor_s'] / row['step_s']:.0%}",
-            f"{row['times_as_fast']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
-        ]
-        for row in rows
-    ]
-    rates = {row["shape"]: f"{row['read_bytes_per_s'] / 1e9:.1f} GB/s ({row['shape']})" for row in rows}
-    parts = [
-        "# Decoding one sequence, by the dtype of the weights",
-        f"`{report['command']}`, {report['machine']}.",
+def measure(args: argparse.Namespace) -> list[Row]:
+    """Measure every shape."""
+    return [row for shape in args.shapes for row in measure_shape(shape, args)]
+
+
+def build_only(args: argparse.Namespace) -> bool:
+    """Make all engines where nothing else is asked for."""
+    for shape, name in product(args.shapes, args.weights) if args.build_only else ():
+        engine_of(shape, name, args.work)
+    return args.build_only
+
+
+def notes(report: Report) -> str:
+    """What was measured, and the rates of the floors."""
+    rates = {row["shape"]: f"{row['read_bytes_per_s'] / 1e9:.1f} GB/s ({row['shape']})" for row in report["rows"]}
+    return (
         f"{report['output_tokens']} tokens after a prompt of {report['input_tokens']}, medians of {report['rounds']} "
         "rounds, in each of which all take a turn; ratios within a round. The floor is the bytes of weights and cache "
-        f"over the best rate of a plain read: {', '.join(rates.values())}.",
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
+        f"over the best rate of a plain read: {', '.join(rates.values())}."
+    )
 
 
-def main() -> int:
-    """Measure and report."""
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES), metavar="NAME")
-    parser.add_argument("--weights", nargs="+", choices=list(WEIGHTS), default=["int8", "int4"])
-    parser.add_argument("--rounds", type=positive, default=9)
-    parser.add_argument("--build-only", action="store_true", help="make the engines, run nothing")
-    add_lengths(parser, 128, 48)
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    if args.build_only:
-        for shape, name in product(args.shapes, args.weights):
-            engine_of(shape, name, args.work)
-        return 0
-    settings = {name: getattr(args, name) for name in ("input_tokens", "output_tokens", "rounds")}
-
-    def make() -> Report:
-        rows = [row for shape in args.shapes for row in measure_shape(shape, args)]
-        return begin_report("perf.engine.decode_weights") | settings | {"rows": rows}
-
-    return run_program(args, make, table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.engine.decode_weights", __doc__,
+    options=(
+        work(), chosen("--shapes", list(SHAPES), metavar="NAME"),
+        option("--weights", nargs="+", choices=list(WEIGHTS), default=["int8", "int4"]), number("--rounds", 9),
+        BUILD_ONLY, lengths(128, 48), output("OUTPUT.json and .md"),
+    ),
+    measure=measure, instead=build_only, settings=("input_tokens", "output_tokens", "rounds"),
+    title="Decoding one sequence, by the dtype of the weights", notes=notes,
+    columns=lambda report: (
+        ("shape", "shape"), ("weights", "weights"), ("read by a step", "weight_bytes", "{:.0f} MB", 1e-6),
+        ("step ms", "step_s", ".2f", 1e3), ("in its graphs", "graphs_s", ".2f", 1e3),
+        ("floor ms", "floor_s", ".2f", 1e3), ("share of the floor", ratio("floor_s", "step_s"), ".0%"),
+        (f"times as fast as {report['rows'][0]['weights']} (least to most)", lambda row: spread(row["ratios"], 2)),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -10,8 +10,7 @@ Which experts these are is counted: the tokens that came out go through the same
 import argparse
 import gc
 import statistics
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,16 +27,14 @@ from kvforge.costs.cache import kv_read_bytes
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.manifest import WEIGHTS_FILE
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from model_defs import ModelConfig, layers, load_config
 from model_defs.graphs import LowerGraph
 from perf.engine.floors import measure_rates
 from perf.harness.batch import Batch
-from perf.harness.command import Report, begin_report, make_parser, run_program
-from perf.harness.decoding import add_decoding
 from perf.harness.engines import cached_engine
+from perf.harness.experiment import Experiment, Row, ratio
+from perf.harness.options import decoding
 from perf.harness.random_checkpoint import QWEN3_30B_A3B, cached_checkpoint
-from perf.harness.tables import markdown_table
 from plugins.route_experts import route_experts
 
 MODEL = {**QWEN3_30B_A3B, "num_hidden_layers": 6}
@@ -77,14 +74,9 @@ class Counter:
 def measure_batch(engine: LLMEngine, batch: int, args: argparse.Namespace) -> tuple[dict[str, Any], list[list[int]]]:
     """Serve ``batch`` prompts; return the seconds of a decode step, in the middle of several, and the sequences."""
     prompts = np.random.default_rng(batch).integers(3, MODEL["vocab_size"], (batch, args.input_tokens)).tolist()
-    params = SamplingParams(temperature=0.0, max_tokens=args.output_tokens, ignore_eos=True)
-    before = measure_rates()
-    running, steps = Batch(engine, prompts, params), []
+    before, running = measure_rates(), Batch(engine, prompts, args.output_tokens)
     running.start()
-    while not running.num_finished:
-        begin = time.perf_counter()
-        running.step()
-        steps.append(time.perf_counter() - begin)
+    steps = running.steps()
     running.finish()
     read = max(before.read, measure_rates().read)
     row = {"batch": batch, "step_s": statistics.median(steps[1:-1]), "read_bytes_per_s": read}
@@ -97,18 +89,12 @@ def distinct_experts(counter: Counter, sequences: list[list[int]], first: int) -
     return float(np.mean([len(of_layer.unique()) for step in ids for of_layer in step]))
 
 
-def measure(args: argparse.Namespace) -> Report:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Run every batch with each dtype of the weights."""
-    rows, config = [], load_config(MODEL)
-    middle = args.input_tokens + args.output_tokens / 2
+    config, middle = load_config(MODEL), args.input_tokens + args.output_tokens / 2
     for weight_dtype in args.weight_dtype:
-        build = BuildOptions(
-            dtype="bfloat16",
-            weight_dtype=weight_dtype,
-            max_num_seqs=max(args.batch),
-            max_num_tokens=512,
-            max_seq_len=MAX_SEQ_LEN,
-        )
+        limits = {"max_num_seqs": max(args.batch), "max_num_tokens": 512, "max_seq_len": MAX_SEQ_LEN}
+        build = BuildOptions(dtype="bfloat16", weight_dtype=weight_dtype, **limits)
         folder = args.work / f"experts-{weight_dtype}-{max(args.batch)}"
         folder = cached_engine(folder, lambda: cached_checkpoint(args.work / "experts-checkpoint", MODEL), build)
         engine = LLMEngine(folder, enable_prefix_cache=False)
@@ -123,42 +109,22 @@ def measure(args: argparse.Namespace) -> Report:
             num_bytes = dense + (whole - dense) * experts / MODEL["num_experts"]
             num_bytes += row["batch"] * kv_read_bytes(manifest.model, manifest.kv_dtype, middle)
             floor = num_bytes / row["read_bytes_per_s"]
-            rows.append({"weight_dtype": manifest.weight_dtype, **row, "experts": experts, "floor_s": floor})
-    return begin_report("perf.engine.experts") | {"input_tokens": args.input_tokens, "rows": rows}
+            yield {"weight_dtype": manifest.weight_dtype, **row, "experts": experts, "floor_s": floor}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    head = ["weights", "batch", "experts a layer", "step ms", "floor ms", "share of the floor"]
-    lines = [
-        [
-            row["weight_dtype"],
-            row["batch"],
-            f"{row['experts']:.1f} of {MODEL['num_experts']}",
-            f"{1e3 * row['step_s']:.2f}",
-            f"{1e3 * row['floor_s']:.2f}",
-            f"{row['floor_s'] / row['step_s']:.0%}",
-        ]
-        for row in report["rows"]
-    ]
-    parts = [
-        "# Decode steps of a mixture of experts",
-        f"`{report['command']}`, {report['machine']}.",
-        f"6 layers of Qwen3-30B-A3B's shape, random weights, after prompts of {report['input_tokens']} tokens.",
-        "The floor is the bytes of the experts that a step's tokens go to, of all other weights and of the cache, over "
-        "the rate of a plain read.",
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def main() -> int:
-    """Parse the command line, measure and report."""
-    parser = make_parser(__doc__)
-    add_decoding(parser, input_tokens=32)
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.engine.experts", __doc__, options=(decoding(input_tokens=32),), measure=measure, settings=("input_tokens",),
+    title="Decode steps of a mixture of experts",
+    notes="6 layers of Qwen3-30B-A3B's shape, random weights, after prompts of {input_tokens} tokens. The floor is "
+    "the bytes of the experts that a step's tokens go to, of all other weights and of the cache, over the rate of a "
+    "plain read.",
+    columns=(
+        ("weights", "weight_dtype"), ("batch", "batch"),
+        ("experts a layer", "experts", f"{{:.1f}} of {MODEL['num_experts']}"), ("step ms", "step_s", ".2f", 1e3),
+        ("floor ms", "floor_s", ".2f", 1e3), ("share of the floor", ratio("floor_s", "step_s"), ".0%"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

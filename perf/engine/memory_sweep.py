@@ -12,9 +12,7 @@ as if all layers shared one cache, while nothing is skipped and each layer still
 shows what saving memory alone can gain.
 """
 
-import argparse
 import hashlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,9 @@ import numpy as np
 from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from perf.engine.phases import run_phases
-from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, run_main
+from perf.harness.command import begin_report, make_parser, run_main
 from perf.harness.files import append, read_lines, run_cells, write_report
+from perf.harness.options import BUILD_ONLY, RESUME, REUSE, chosen, option, output, work
 from perf.harness.tables import markdown_table
 from perf.peers.systems import CUT, CUT_4WAY, CUT_4WAY_INT4_KV, EVERY_VARIANT, NO_CUT, WORK, Variant, prepare_engine
 
@@ -95,10 +94,7 @@ def changed_requests(lines: list[dict[str, Any]]) -> dict[str, int]:
     for line in lines:
         if "tokens_sha256" in line:
             digests.setdefault(ROWS[line["row"]], []).append(line["tokens_sha256"])
-    return {
-        engine: sum(len(set(of_request)) > 1 for of_request in zip(*found, strict=True))
-        for engine, found in digests.items()
-    }
+    return {engine: sum(len(set(one)) > 1 for one in zip(*all_, strict=True)) for engine, all_ in digests.items()}
 
 
 def markdown(lines: list[dict[str, Any]], told: dict[str, Any], load: Load) -> str:
@@ -136,28 +132,19 @@ def _cell(line: dict[str, Any] | None) -> str:
     return f"{line['combined_tok_s']:.0f} ({line['sequences_that_fit']}; {line['preemptions']})"
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    add_work(parser, WORK)
-    parser.add_argument("--max-seq-len", type=int, default=8224, help="of the engines (8224, as perf.peers.compare)")
-    parser.add_argument(
-        "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all"
-    )
-    parser.add_argument(
-        "--pools", nargs="+", type=int, default=list(POOLS_MIB), metavar="MIB", help="sizes of the pool"
-    )
-    parser.add_argument("--requests", type=int, default=REQUESTS)
-    add_resume(parser)
-    add_report(parser, "OUTPUT.jsonl, .json and .md", "memory-sweep-cpu", as_json=False)
-    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
-    parser.add_argument("--build-only", action="store_true", help="make the engines, run nothing")
-    return parser.parse_args(arguments)
+PARSER = make_parser(
+    __doc__, work(WORK),
+    option("--max-seq-len", type=int, default=8224, help="of the engines (8224, as perf.peers.compare)"),
+    chosen("--rows", list(ROWS), "default: all", "NAME"),
+    option("--pools", nargs="+", type=int, default=list(POOLS_MIB), metavar="MIB", help="sizes of the pool"),
+    option("--requests", type=int, default=REQUESTS), RESUME,
+    output("OUTPUT.jsonl, .json and .md", "memory-sweep-cpu", as_json=False), REUSE, BUILD_ONLY,
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prepare, measure what is missing, report."""
-    options = parse_arguments(arguments)
+    options = PARSER.parse_args(arguments)
     load = Load(options.requests)
     engines = {}
     for name in dict.fromkeys(ROWS[row] for row in options.rows):
@@ -181,4 +168,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

@@ -11,8 +11,6 @@ attention over what this machine's own products reach.
 import argparse
 import gc
 import statistics
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,14 +26,13 @@ from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.costs.flops import prompt_flops
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from model_defs import ModelConfig, load_config
 from perf.engine.floors import best_rates, measure_rates
 from perf.harness.batch import Batch
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import cached_engine
+from perf.harness.experiment import Experiment, Report, lengths, number, option, output, work
 from perf.harness.random_checkpoint import GEMMA4_E2B, cached_checkpoint
-from perf.harness.tables import markdown_table
+from perf.harness.tables import spread
 
 SKIPPING, ALL_LAYERS = "its own cut", "all layers for all tokens"
 
@@ -71,10 +68,8 @@ def engines_of(hf: Mapping[str, Any], work: Path, options: BuildOptions) -> dict
 
 def serve(engine: LLMEngine, prompt: list[int], output_tokens: int) -> tuple[float, list[int]]:
     """Serve one request; return the seconds to its first token, and its tokens."""
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    running, begin = Batch(engine, [prompt], params), time.perf_counter()
-    running.start()
-    seconds = time.perf_counter() - begin
+    running = Batch(engine, [prompt], output_tokens)
+    seconds = running.start()
     running.finish()
     return seconds, running.tokens[0]
 
@@ -82,17 +77,9 @@ def serve(engine: LLMEngine, prompt: list[int], output_tokens: int) -> tuple[flo
 def measure(args: argparse.Namespace) -> Report:
     """Serve one prompt after the other in both engines."""
     hf = {**GEMMA4_E2B, "vocab_size": args.vocab_size, "vocab_size_per_layer_input": args.vocab_size}
-    options = BuildOptions(
-        dtype="bfloat16",
-        weight_dtype=args.weight_dtype,
-        max_num_seqs=4,
-        max_num_tokens=2048,
-        max_seq_len=args.input_tokens + args.output_tokens,
-    )
-    engines = {
-        name: LLMEngine(path, enable_prefix_cache=False, kv_cache_gib=0.5)
-        for name, path in engines_of(hf, args.work, options).items()
-    }
+    limits = {"max_num_seqs": 4, "max_num_tokens": 2048, "max_seq_len": args.input_tokens + args.output_tokens}
+    folders = engines_of(hf, args.work, BuildOptions(dtype="bfloat16", weight_dtype=args.weight_dtype, **limits))
+    engines = {name: LLMEngine(at, enable_prefix_cache=False, kv_cache_gib=0.5) for name, at in folders.items()}
     gc.collect()
     prompts = np.random.default_rng(0).integers(3, args.vocab_size, (args.rounds + 1, args.input_tokens)).tolist()
     seconds: dict[str, list[float]] = {name: [] for name in engines}
@@ -105,16 +92,12 @@ def measure(args: argparse.Namespace) -> Report:
         for name, (first, _) in found.items():
             seconds[name].append(first)
     best = best_rates(before, measure_rates())
-    rate = best.int8_gemm if args.weight_dtype in QUANTIZED_WEIGHT_BYTES else best.bf16_gemm
     config = load_config(hf)
     flops = {SKIPPING: config, ALL_LAYERS: without_cut(config)}
-    return begin_report("perf.engine.own_cut") | {
-        "input_tokens": args.input_tokens,
-        "weight_dtype": args.weight_dtype,
-        "vocab_size": args.vocab_size,
+    return {
         "equal_texts": num_equal,
         "ratio": statistics.median(a / b for a, b in zip(seconds[SKIPPING], seconds[ALL_LAYERS], strict=True)),
-        "flops_per_s": rate,
+        "flops_per_s": best.int8_gemm if args.weight_dtype in QUANTIZED_WEIGHT_BYTES else best.bf16_gemm,
         "rows": [
             {"engine": name, "ttft_s": found, "flops": prompt_flops(flops[name], args.input_tokens)}
             for name, found in seconds.items()
@@ -122,48 +105,31 @@ def measure(args: argparse.Namespace) -> Report:
     }
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    rows = [
-        [
-            row["engine"],
-            f"{statistics.median(row['ttft_s']):.2f} ({min(row['ttft_s']):.2f} to {max(row['ttft_s']):.2f})",
-            f"{row['flops'] / 1e12:.2f}",
-            f"{row['flops'] / report['flops_per_s']:.2f}",
-        ]
-        for row in report["rows"]
-    ]
+def notes(report: Report) -> str:
+    """What was compared, and what came out."""
     count = len(report["rows"][0]["ttft_s"])
-    return "\n\n".join(
-        [
-            "# A model with a cut of its own",
-            f"`{report['command']}`, {report['machine']}.",
-            f"Layers of Gemma 4 E2B, random weights in {report['weight_dtype']}, a vocabulary of "
-            f"{report['vocab_size']}, prompts of {report['input_tokens']} tokens, {count} in turns. The median ratio "
-            f"is **{report['ratio']:.2f}**; {report['equal_texts']} of {count} texts are equal.",
-            markdown_table(["prompts run", "time to first token, s", "TFLOP", "floor, s"], rows),
-        ]
+    return (
+        f"Layers of Gemma 4 E2B, random weights in {report['weight_dtype']}, a vocabulary of {report['vocab_size']}, "
+        f"prompts of {report['input_tokens']} tokens, {count} in turns. The median ratio is **{report['ratio']:.2f}**; "
+        f"{report['equal_texts']} of {count} texts are equal."
     )
 
 
-def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--weight-dtype", default="int8", choices=["bfloat16", *PACKED_DTYPES])
-    parser.add_argument("--vocab-size", type=positive, default=32768, help="of 262144 (default %(default)s)")
-    parser.add_argument("--input-tokens", type=positive, default=2048)
-    parser.add_argument("--output-tokens", type=positive, default=8)
-    parser.add_argument("--rounds", type=positive, default=3)
-    add_report(parser, "OUTPUT.json and .md")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Measure, print and keep."""
-    args = parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.engine.own_cut", __doc__,
+    options=(
+        work(), option("--weight-dtype", default="int8", choices=["bfloat16", *PACKED_DTYPES]),
+        number("--vocab-size", 32768, "of 262144 (default %(default)s)"), lengths(2048, 8), number("--rounds", 3),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=measure, settings=("input_tokens", "weight_dtype", "vocab_size"), title="A model with a cut of its own",
+    notes=notes,
+    columns=lambda report: (
+        ("prompts run", "engine"), ("time to first token, s", lambda row: spread(row["ttft_s"], 2)),
+        ("TFLOP", "flops", ".2f", 1e-12), ("floor, s", "flops", ".2f", 1 / report["flops_per_s"]),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

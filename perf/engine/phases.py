@@ -5,7 +5,6 @@ import time
 import numpy as np
 
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.batch import Batch
 from perf.peers.phases import PhaseTimes
 
@@ -17,9 +16,7 @@ def run_phases(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> tu
         KvforgeError: a request fails.
     """
     times = PhaseTimes()
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    start = time.perf_counter()
-    batch = Batch(engine, prompts.tolist(), params)
+    batch = Batch(engine, prompts.tolist(), output_tokens)
     before = time.perf_counter()
     while engine.has_unfinished():
         lengths = [len(tokens) for tokens in batch.tokens]
@@ -29,8 +26,8 @@ def run_phases(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> tu
         now = time.perf_counter()
         times.add_step(now - before, engine.statistics.num_context_tokens > 0, contexts)
         if batch.tokens[0] and not times.ttft_s:
-            times.ttft_s = now - start
+            times.ttft_s = now - batch.begun
         before = now
-    times.total_s = before - start
+    times.total_s = before - batch.begun
     times.first_tokens = [tokens[0] for tokens in batch.tokens]
     return times, batch.tokens

@@ -8,9 +8,7 @@ with and without the cache alternate, each with a new cache and prompts of its o
 
 import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,9 @@ from tqdm import tqdm
 
 from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.batch import Batch
-from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
+from perf.harness.experiment import Experiment, number, output, place, seed
 
 VARIANTS = {"with": True, "without": False}
 
@@ -35,14 +32,12 @@ def make_prompts(rng: np.random.Generator, vocab_size: int, args: argparse.Names
 def run_once(session: Session, prompts: list[list[int]], output_tokens: int, use_cache: bool) -> dict[str, Any]:
     """Serve the prompts together; returns seconds, tokens taken from the cache, and the outputs."""
     engine = LLMEngine(session=session, enable_prefix_cache=use_cache, kv_cache_gib=2.0)
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    start = time.perf_counter()
-    batch, firsts = Batch(engine, prompts, params), [0.0] * len(prompts)
+    batch, firsts = Batch(engine, prompts, output_tokens), [0.0] * len(prompts)
     while engine.has_unfinished():
         batch.step()
-        now = time.perf_counter() - start
+        now = time.perf_counter() - batch.begun
         firsts = [first or (now if tokens else 0.0) for first, tokens in zip(firsts, batch.tokens, strict=True)]
-    total = time.perf_counter() - start
+    total = time.perf_counter() - batch.begun
     reused = engine.stats()["num_reused_tokens"]
     return {"total_s": total, "mean_ttft_s": statistics.fmean(firsts), "reused": reused, "outputs": batch.tokens}
 
@@ -73,7 +68,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ratios = [b / a for a, b in zip(rows["with"]["runs_total_s"], rows["without"]["runs_total_s"], strict=True)]
     model = manifest.model
     return {
-        **begin_dated_report("perf.engine.prefix_cache"),
         "model": f"{manifest.num_parameters / 1e6:.0f}M parameters, cut {model.cut} of {model.num_layers}",
         "workload": {name: getattr(args, name) for name in ("requests", "prefix", "suffix", "output_tokens")},
         "rows": rows,
@@ -95,20 +89,17 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{report['speedup']:.2f} times as fast; {equal}"])
 
 
-def main() -> int:
-    """Parse the command line, measure, print and write the report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--engine", type=Path, required=True, help="an engine directory")
-    parser.add_argument("--requests", type=positive, default=32)
-    parser.add_argument("--prefix", type=positive, default=1500, help="tokens that all begin with (default 1500)")
-    parser.add_argument("--suffix", type=positive, default=50, help="tokens of each one's own (default %(default)s)")
-    parser.add_argument("--output-tokens", type=positive, default=16)
-    parser.add_argument("--num-runs", type=positive, default=5, help="of each; medians are reported (default 5)")
-    parser.add_argument("--seed", type=int, default=0)
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table)
+EXPERIMENT = Experiment(
+    "perf.engine.prefix_cache", __doc__,
+    options=(
+        place("--engine", "an engine directory", required=True), number("--requests", 32),
+        number("--prefix", 1500, "tokens that all begin with (default 1500)"),
+        number("--suffix", 50, "tokens of each one's own (default %(default)s)"), number("--output-tokens", 16),
+        number("--num-runs", 5, "of each; medians are reported (default 5)"), seed(), output("OUTPUT.json"),
+    ),
+    measure=measure, shown=table, is_dated=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

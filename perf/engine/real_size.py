@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import KvforgeError
-from perf.harness.command import add_report, add_work, begin_report, make_parser, run_program
 from perf.harness.engines import ROOT
+from perf.harness.experiment import Experiment, output, place, told, work
 from perf.harness.random_checkpoint import LLAMA_8B, cached_checkpoint
 from perf.harness.tables import markdown_table
 
@@ -104,50 +105,48 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     build += ["--weight-dtype", "int8", "--kv-dtype", "fp8", "--max-seq-len", "4096"]
     _, build_s, build_gb = run_apart(build)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors")) / 1e9
-    report = {
-        **begin_report("perf.engine.real_size"),
-        "checkpoint_gb": size,
-        "build_s": build_s,
-        "build_peak_gb": build_gb,
-    }
+    report = {"checkpoint_gb": size, "build_s": build_s, "build_peak_gb": build_gb}
     output, _, peak = run_apart([sys.executable, "-m", "perf.engine.real_size", "--generate", str(engine)])
     return report | json.loads(output.splitlines()[-1]) | {"generate_peak_gb": peak, "served": serve(engine)}
 
 
+def lines(report: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield what was measured, and what came out."""
+    yield ["checkpoint, bf16", f"{report['checkpoint_gb']:.1f} GB"]
+    yield ["build", f"{report['build_s']:.0f} s, peak {report['build_peak_gb']:.1f} GB"]
+    yield ["load", f"{report['load_s']:.1f} s, peak {report['loaded_peak_gb']:.1f} GB"]
+    yield ["generate", f"peak {report['generate_peak_gb']:.1f} GB, resident {report['resident_gb']:.1f} GB"]
+    for run in report["runs"]:
+        first = f"first token {run['ttft_s']:.2f} s, prefill at {run['prefill_share']:.0%} of the floor"
+        yield [f"batch {run['batch']}: {PROMPT} tokens in", first]
+        step = f"{1e3 * run['decode_step_s']:.0f} ms a step, {run['decode_tok_s']:.1f} tokens/s"
+        yield [f"batch {run['batch']}: decode", f"{step}, {run['decode_share']:.0%} of the floor"]
+    served = report["served"]
+    yield ["served", f"ready in {served['ready_s']:.0f} s; 8 at once {served['combined_tok_s']:.0f} tokens/s"]
+
+
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    rows = [
-        ["checkpoint, bf16", f"{report['checkpoint_gb']:.1f} GB"],
-        ["build", f"{report['build_s']:.0f} s, peak {report['build_peak_gb']:.1f} GB"],
-        ["load", f"{report['load_s']:.1f} s, peak {report['loaded_peak_gb']:.1f} GB"],
-        ["generate", f"peak {report['generate_peak_gb']:.1f} GB, resident {report['resident_gb']:.1f} GB"],
-    ]
-    for run in report["runs"]:
-        rows.append(
-            [
-                f"batch {run['batch']}: {PROMPT} tokens in",
-                f"first token {run['ttft_s']:.2f} s, prefill at {run['prefill_share']:.0%} of the floor",
-            ]
-        )
-        step = f"{1e3 * run['decode_step_s']:.0f} ms a step, {run['decode_tok_s']:.1f} tokens/s"
-        rows.append([f"batch {run['batch']}: decode", f"{step}, {run['decode_share']:.0%} of the floor"])
-    served = report["served"]
-    rows.append(["served", f"ready in {served['ready_s']:.0f} s; 8 at once {served['combined_tok_s']:.0f} tokens/s"])
     name = f"Llama-3.1-8B's shape, cut {CUT}, {GROUP_SIZE}-way, int8 weights, fp8 cache"
-    return f"# {name}\n\n`{report['command']}`, {report['machine']}.\n\n" + markdown_table(["", "measured"], rows)
+    return f"# {name}\n\n{told(report)}\n\n" + markdown_table(["", "measured"], lines(report))
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--generate", type=Path, metavar="ENGINE", help="load and generate alone, as JSON")
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
+def generate_only(args: argparse.Namespace) -> bool:
+    """Load and generate where nothing else is asked for."""
     if args.generate is not None:
         print(json.dumps(generate(args.generate)))
-        return 0
-    return run_program(args, lambda: measure(args), table, markdown=True)
+    return args.generate is not None
+
+
+EXPERIMENT = Experiment(
+    "perf.engine.real_size", __doc__,
+    options=(
+        work(), place("--generate", "load and generate alone, as JSON", metavar="ENGINE"),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=measure, shown=table, instead=generate_only,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -15,8 +15,8 @@ With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of
 part of its steps' time is spent outside its graphs.
 """
 
+import argparse
 import statistics
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
-from kvforge.common.figures import check_figure, new_figure, save_figure
+from kvforge.common.figures import check_figure
 from kvforge.manifest import SCHEMA_VERSION, Manifest, load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
@@ -36,8 +36,9 @@ from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import ModelConfig, RopeConfig
-from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
-from perf.harness.tables import Column, text_table
+from perf.harness.experiment import Experiment, option, output, place, positive
+from perf.harness.plots import panels
+from perf.harness.tables import text_table
 from perf.harness.timed_session import TimedSession
 
 RUNNING = (1, 8, 32, 64, 128, 256, 512)
@@ -142,25 +143,21 @@ def measure_overhead(directory: Path) -> dict[str, Any]:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw median milliseconds a step over running sequences, one curve a mode."""
-    figure = new_figure(7, 4.5)
-    axes = figure.subplots()
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        points = [(row["running"], row["step_ms"]) for row in rows if row["mode"] == mode]
-        axes.plot(*zip(*points, strict=True), "o-", label=mode)
-    axes.set(xlabel="running sequences", ylabel="milliseconds a step, graphs excluded", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    save_figure(figure, path)
+    with panels(path, 7, 4.5, legend=10) as (axes,):
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            points = [(row["running"], row["step_ms"]) for row in rows if row["mode"] == mode]
+            axes.plot(*zip(*points, strict=True), "o-", label=mode)
+        axes.set(xlabel="running sequences", ylabel="milliseconds a step, graphs excluded", ylim=(0, None))
 
 
 COLUMNS = (
-    Column("mode", "mode", "<8"),
-    Column("running", "running", ">8"),
-    Column("step ms", "step_ms", ">9.3f"),
-    Column("p95 ms", "step_p95_ms", ">9.3f"),
-    Column("mean ms", "step_mean_ms", ">9.3f"),
-    Column("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"),
-    Column("add µs", "add_request_us", ">8.0f"),
+    ("mode", "mode", "<8"),
+    ("running", "running", ">8"),
+    ("step ms", "step_ms", ">9.3f"),
+    ("p95 ms", "step_p95_ms", ">9.3f"),
+    ("mean ms", "step_mean_ms", ">9.3f"),
+    ("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"),
+    ("add µs", "add_request_us", ">8.0f"),
 )
 
 
@@ -175,30 +172,31 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measure and report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--running", type=positive, action="append", help=f"sequences (default: {RUNNING})")
-    parser.add_argument("--mode", action="append", choices=list(MODES), help="default: all")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)")
-    parser.add_argument("--engine", type=Path, help="an engine whose steps are measured too")
-    parser.add_argument("--figure", type=Path, help="draw the medians here")
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure every mode with every number of sequences, and an engine where one is given."""
+    if args.figure:
+        check_figure(args.figure)
+    todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
+    bar = tqdm(todo, unit="point", disable=True if args.json else None)
+    rows = [measure(*item, args.seconds) for item in bar]
+    if args.figure:
+        plot(rows, args.figure)
+    engine = measure_overhead(args.engine) if args.engine else None
+    return {"vocab_size": VOCAB_SIZE, "rows": rows, "engine": engine}
 
-    def make() -> dict[str, Any]:
-        if args.figure:
-            check_figure(args.figure)
-        todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
-        bar = tqdm(todo, unit="point", disable=True if args.json else None)
-        rows = [measure(*item, args.seconds) for item in bar]
-        if args.figure:
-            plot(rows, args.figure)
-        engine = measure_overhead(args.engine) if args.engine else None
-        return begin_dated_report("perf.engine.scheduler") | {"vocab_size": VOCAB_SIZE, "rows": rows, "engine": engine}
 
-    return run_program(args, make, table)
+EXPERIMENT = Experiment(
+    "perf.engine.scheduler", __doc__,
+    options=(
+        option("--running", type=positive, action="append", help=f"sequences (default: {RUNNING})"),
+        option("--mode", action="append", choices=list(MODES), help="default: all"),
+        option("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)"),
+        place("--engine", "an engine whose steps are measured too"), place("--figure", "draw the medians here"),
+        output("OUTPUT.json"),
+    ),
+    measure=run, shown=table, is_dated=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -11,7 +11,6 @@ import argparse
 import os
 import shutil
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ import numpy as np
 
 from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.batch import Batch
-from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
+from perf.harness.experiment import Experiment, number, numbers, output, place, seed
 
 
 def open_engine(session: Session, folder: Path | None) -> LLMEngine:
@@ -34,12 +32,9 @@ def open_engine(session: Session, folder: Path | None) -> LLMEngine:
 
 def serve(engine: LLMEngine, prompts: list[list[int]], output_tokens: int) -> tuple[float, float, list[list[int]]]:
     """Return the seconds until all are answered and until all is written, those of the processor, and the answers."""
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    start, used = time.perf_counter(), time.process_time()
-    batch = Batch(engine, prompts, params)
-    while engine.has_unfinished():
-        batch.step()
-    seconds = time.perf_counter() - start
+    used, batch = time.process_time(), Batch(engine, prompts, output_tokens)
+    batch.finish()
+    seconds = time.perf_counter() - batch.begun
     engine.close()
     return seconds, time.process_time() - used, batch.tokens
 
@@ -105,10 +100,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for keeps in (False, True)[:: 1 if index % 2 else -1]:
             runs[keeps] = serve(open_engine(session, args.folder if keeps else None), prompts, 32)
             shutil.rmtree(args.folder, ignore_errors=True)
-        for place, of_kind in enumerate(ratios.values()):
-            of_kind.append(runs[False][place] / runs[True][place])
+        for half, of_kind in enumerate(ratios.values()):
+            of_kind.append(runs[False][half] / runs[True][half])
     return {
-        **begin_dated_report("perf.engine.stored_prefixes"),
         "model": f"{manifest.num_parameters / 1e6:.0f}M parameters, {manifest.kv_bytes_per_token} KV bytes a token",
         "rows": rows,
         "throughput_ratio": {kind: statistics.median(of_kind) for kind, of_kind in ratios.items()},
@@ -129,19 +123,18 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, f"throughput without hits, with files to without: {ratios}"])
 
 
-def main() -> int:
-    """Parse the command line, measure, print and write the report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--engine", type=Path, required=True, help="an engine directory")
-    parser.add_argument("--folder", type=Path, required=True, help="for pages; it is removed")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[2000, 8000], help="(default 2000 8000)")
-    parser.add_argument("--num-runs", type=positive, default=3, help="medians are reported (default 3)")
-    parser.add_argument("--num-batches", type=positive, default=9, help="without hits, of each kind (default 9)")
-    parser.add_argument("--seed", type=int, default=0)
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table)
+EXPERIMENT = Experiment(
+    "perf.engine.stored_prefixes", __doc__,
+    options=(
+        place("--engine", "an engine directory", required=True),
+        place("--folder", "for pages; it is removed", required=True),
+        numbers("--lengths", [2000, 8000], "(default 2000 8000)"),
+        number("--num-runs", 3, "medians are reported (default 3)"),
+        number("--num-batches", 9, "without hits, of each kind (default 9)"), seed(), output("OUTPUT.json"),
+    ),
+    measure=measure, shown=table, is_dated=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

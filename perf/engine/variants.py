@@ -8,8 +8,6 @@ does the same with INT8 weights and beside other runtimes.
 """
 
 import argparse
-import statistics
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,15 @@ from kvforge.compiler import BuildOptions
 from kvforge.runtime.engine import LLMEngine
 from perf.engine.floors import best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
-from perf.harness.command import add_report, add_work, begin_dated_report, make_parser, run_program
-from perf.harness.engines import WORKLOADS, cached_engine
+from perf.harness.engines import cached_engine
+from perf.harness.experiment import CHOSEN_WORKLOADS, Experiment, Row, option, output, work
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
-from perf.harness.tables import Column, Row, text_table
+from perf.harness.rounds import medians
 from perf.peers.phases import PhaseTimes
 
 VARIANTS: dict[str, tuple[int | None, int]] = {"no cut": (None, 1), "cut 8": (8, 1), "cut 8, 4-way": (8, 4)}
 """Name to (cut, AcrossKV group size) of the 16-layer model."""
+MEASURED = ("ttft_s", "total_s", "prefill_s", "decode_s")
 
 
 def prepare(work: Path, name: str, cut: int | None, group_size: int, max_seq_len: int) -> Path:
@@ -65,10 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
         for name, engine in engines.items():
             runs = samples[workload.name, name]
-            middle = {
-                field: statistics.median(getattr(run, field) for run in runs)
-                for field in ("ttft_s", "total_s", "prefill_s", "decode_s")
-            }
+            middle = medians([{name: getattr(run, name) for name in MEASURED} for run in runs])
             works = {
                 "prefill": prefill_work(engine.manifest, workload.requests, workload.input_tokens, runs[0]),
                 "decode": decode_work(engine.manifest, runs[0]),
@@ -76,34 +72,29 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             floors = {f"{phase}_floor_s": work.floor_s(rates) for phase, work in works.items()}
             row = {"workload": workload.name, "variant": name, "combined_tok_s": tokens / middle["total_s"]}
             rows.append(row | middle | floors | {"runs_total_s": [run.total_s for run in runs]})
-    return begin_dated_report("perf.engine.variants") | {"rates": asdict(rates), "rows": rows}
+    return {"rates": asdict(rates), "rows": rows}
 
 
 def _phases(row: Row) -> str:
     return "  ".join(f"{row[f'{phase}_s']:.2f} ({row[f'{phase}_floor_s']:.2f})" for phase in ("prefill", "decode"))
 
 
-COLUMNS = (
-    Column("workload", "workload", "<14"),
-    Column("variant", "variant", "<14"),
-    Column("TTFT s", "ttft_s", ">8.2f"),
-    Column("total s", "total_s", ">8.2f"),
-    Column("tok/s", "combined_tok_s", ">8.0f"),
-    Column("  prefill, decode s (floor)", _phases, "<27"),
-)
-
-
-def main() -> int:
-    """Measure and report."""
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--workloads", type=Path, default=WORKLOADS, help="JSON file (default: perf/workloads.json)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
-    parser.add_argument("--num-runs", type=int, default=3, help="runs, of which medians are reported (default 3)")
-    add_report(parser, "OUTPUT.json", as_json=False)
-    args = parser.parse_args()
-    return run_program(args, lambda: run(args), lambda report: text_table(COLUMNS, report["rows"]))
+EXPERIMENT = Experiment(
+    "perf.engine.variants", __doc__,
+    options=(
+        work(), CHOSEN_WORKLOADS,
+        option("--num-runs", type=int, default=3, help="runs, of which medians are reported (default 3)"),
+        output("OUTPUT.json", as_json=False),
+    ),
+    measure=run,
+    columns=(
+        ("workload", "workload", "<14"), ("variant", "variant", "<14"), ("TTFT s", "ttft_s", ">8.2f"),
+        ("total s", "total_s", ">8.2f"), ("tok/s", "combined_tok_s", ">8.0f"),
+        ("  prefill, decode s (floor)", _phases, "<27"),
+    ),
+    is_plain=True, is_dated=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -9,12 +9,11 @@ and of the seconds from the first tokens to the last, of each workload. The engi
 import argparse
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from kvforge.bench.workload import load_workloads
-from perf.harness.command import add_report, begin_report, make_parser, positive, run_program
-from perf.harness.engines import ROOT, WORKLOADS
+from perf.harness.engines import ROOT
+from perf.harness.experiment import CHOSEN_WORKLOADS, Experiment, number, output, place
 from perf.peers.client import Worker
 
 
@@ -43,29 +42,24 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         }
         medians = {f"{name}_ratio": statistics.median(values) for name, values in ratios.items()}
         rows.append({"workload": workload.name, **medians, "ratios": ratios, "runs": runs[workload.name]})
-    return {**begin_report("perf.engine.versions"), "rows": rows}
+    return {"rows": rows}
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report for a reader."""
-    lines = [f"{'now / before':<14} {'tok/s':>8} {'decode':>8}   tok/s of each turn"]
-    for row in report["rows"]:
-        turns = " ".join(f"{ratio:.3f}" for ratio in row["ratios"]["rate"])
-        lines.append(f"{row['workload']:<14} {row['rate_ratio']:>8.3f} {row['decode_ratio']:>8.3f}   {turns}")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path, help="an engine that both checkouts can load")
-    parser.add_argument("--against", type=Path, required=True, help="the other checkout, whose code is 'before'")
-    parser.add_argument("--workloads", type=Path, default=WORKLOADS, help="JSON file (default: perf/workloads.json)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
-    parser.add_argument("--turns", type=positive, default=6)
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table)
+EXPERIMENT = Experiment(
+    "perf.engine.versions", __doc__,
+    options=(
+        place("engine", "an engine that both checkouts can load"),
+        place("--against", "the other checkout, whose code is 'before'", required=True), CHOSEN_WORKLOADS,
+        number("--turns", 6), output("OUTPUT.json"),
+    ),
+    measure=measure,
+    columns=(
+        ("now / before", "workload", "<14"), ("tok/s", "rate_ratio", ">8.3f"), ("decode", "decode_ratio", ">8.3f"),
+        ("  tok/s of each turn", lambda row: "  " + " ".join(f"{ratio:.3f}" for ratio in row["ratios"]["rate"])),
+    ),
+    is_plain=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -11,34 +11,28 @@ Bytes of the cache are those that are allocated: pages and the rule's state.
 """
 
 import argparse
-import statistics
-import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from kvforge.manifest import Manifest, load_manifest
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from perf.eviction.engines import PolicyEngine, prepare
 from perf.harness.batch import Batch
-from perf.harness.command import (
-    Report,
-    add_lengths,
-    add_report,
-    add_work,
-    begin_report,
-    make_parser,
-    positive,
-    run_program,
-)
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, lengths, number, output, work
+from perf.harness.rounds import medians
 from perf.peers.phases import PhaseTimes
 from perf.peers.systems import WORK
 
 MAX_SEQ_LEN = 16384
+LOAD = ("requests", "input_tokens", "output_tokens", "pool_mib")
+SERVED = (
+    ("sequences", lambda row: f"{row['sequences']:.0f} (planned {row['planned']:.0f})"),
+    ("prefill s", "prefill_s", ".1f"),
+)  # fmt: skip
 FULL, EVICTS, DECODE = "full cache", "Batch-Max", "evict in decode only"
 
 
@@ -96,10 +90,9 @@ def serve(engine: LLMEngine, prompts: np.ndarray, output_tokens: int, at_once: i
 
 def serve_group(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> tuple[PhaseTimes, int]:
     """Serve ``prompts``, all there from the start; returns times and the most sequences that ran in a step."""
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     times, most = PhaseTimes(), 0
-    start = before = time.perf_counter()
-    batch = Batch(engine, prompts.tolist(), params)
+    batch = Batch(engine, prompts.tolist(), output_tokens)
+    before = batch.begun
     while engine.has_unfinished():
         running = len(engine.scheduler.running)  # those of the last step that go on
         count = batch.step()
@@ -107,87 +100,66 @@ def serve_group(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> t
         times.add_step(now - before, engine.statistics.num_context_tokens > 0, [0] * count)
         most = max(most, running)
         if batch.tokens[0] and not times.ttft_s:
-            times.ttft_s = now - start
+            times.ttft_s = now - batch.begun
         before = now
-    times.total_s = before - start
+    times.total_s = before - batch.begun
     return times, most
+
+
+def pooled(path: Path, args: argparse.Namespace) -> tuple[int, LLMEngine]:
+    """Return how many sequences fit a pool of ``args.pool_mib`` at their largest, and an engine that has it, warm."""
+    manifest = load_manifest(path)
+    fits, pages, state_pages = num_sequences(manifest, args.pool_mib << 20, args.input_tokens, args.output_tokens)
+    limits = {"num_pages": pages, "num_state_pages": state_pages or None}
+    limits["max_num_seqs"] = min(args.requests, manifest.max_num_seqs)
+    engine = LLMEngine(path, enable_prefix_cache=False, **limits)
+    serve_group(engine, prompts_of(manifest, args)[:1, :64], 2)
+    return fits, engine
+
+
+def prompts_of(manifest: Manifest, args: argparse.Namespace) -> np.ndarray:
+    """Return the requests' prompts."""
+    return np.random.default_rng(0).integers(3, manifest.vocab_size, (args.requests, args.input_tokens))
 
 
 def measure(args: argparse.Namespace) -> Report:
     """Take turns over the rows."""
-    rng = np.random.default_rng(0)
     texts = policies(args.budget, args.block)
     paths = {name: prepare(args.work, PolicyEngine(text), MAX_SEQ_LEN) for name, text in texts.items()}
-    vocab = load_manifest(paths[FULL]).vocab_size
-    prompts = rng.integers(3, vocab, (args.requests, args.input_tokens))
+    prompts = prompts_of(load_manifest(paths[FULL]), args)
     runs: dict[str, list[dict[str, float]]] = {row.label: [] for row in ROWS}
-    for _ in range(args.turns):
-        for row in ROWS:
-            manifest = load_manifest(paths[row.name])
-            fits, pages, state_pages = num_sequences(
-                manifest, args.pool_mib << 20, args.input_tokens, args.output_tokens
-            )
-            engine = LLMEngine(
-                paths[row.name],
-                num_pages=pages,
-                num_state_pages=state_pages or None,
-                enable_prefix_cache=False,
-                max_num_seqs=min(args.requests, manifest.max_num_seqs),
-            )
-            serve_group(engine, prompts[:1, :64], 2)
-            at_once = fits if row.is_static else args.requests
-            runs[row.label].append({"planned": fits} | serve(engine, prompts, args.output_tokens, at_once))
-    rows = {
-        label: {name: statistics.median(run[name] for run in found) for name in found[0]} | {"runs": found}
-        for label, found in runs.items()
-    }
-    return begin_report("perf.eviction.batch_max") | {
-        "load": {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "pool_mib")},
-        "policies": texts,
-        "rows": rows,
-    }
+    for row in ROWS * args.turns:
+        fits, engine = pooled(paths[row.name], args)
+        found = serve(engine, prompts, args.output_tokens, fits if row.is_static else args.requests)
+        runs[row.label].append({"planned": fits} | found)
+    rows = {label: medians(found) | {"runs": found} for label, found in runs.items()}
+    return {"load": {name: getattr(args, name) for name in LOAD}, "policies": texts, "rows": rows}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    load, rows = report["load"], report["rows"]
-    full = rows[ROWS[1].label]
-    head = ["", "sequences", "prefill s", "decode tok/s", "whole run s", "decode, times full", "run, times full"]
-    lines = [
-        [
-            label,
-            f"{row['sequences']:.0f} (planned {row['planned']:.0f})",
-            f"{row['prefill_s']:.1f}",
-            f"{row['decode_tok_s']:.1f}",
-            f"{row['total_s']:.1f}",
-            f"{row['decode_tok_s'] / full['decode_tok_s']:.2f}",
-            f"{full['total_s'] / row['total_s']:.2f}",
-        ]
-        for label, row in rows.items()
-    ]
-    parts = [
-        "# Batch-Max's experiment",
-        f"`{report['command']}`, {report['machine']}.",
-        f"{load['requests']} requests of {load['input_tokens']} → {load['output_tokens']} tokens in {load['pool_mib']} "
-        f'MiB; `{report["policies"][EVICTS]}`. Medians; "times full" is the full cache in flight.',
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
+def columns(report: Report) -> list[tuple]:
+    """Return the table's columns."""
+    full = report["rows"][ROWS[1].label]
+    return [
+        ("", "name"), *SERVED,
+        ("decode tok/s", "decode_tok_s", ".1f"), ("whole run s", "total_s", ".1f"),
+        ("decode, times full", "decode_tok_s", ".2f", 1 / full["decode_tok_s"]),
+        ("run, times full", lambda row: full["total_s"] / row["total_s"], ".2f"),
+    ]  # fmt: skip
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    add_lengths(parser, 2048, 512)
-    parser.add_argument("--requests", type=positive, default=24)
-    parser.add_argument("--pool-mib", type=positive, default=96)
-    parser.add_argument("--budget", type=positive, default=512)
-    parser.add_argument("--block", type=positive, default=64)
-    parser.add_argument("--turns", type=positive, default=1)
-    add_work(parser, WORK)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.eviction.batch_max", __doc__,
+    options=(
+        lengths(2048, 512), number("--requests", 24), number("--pool-mib", 96), number("--budget", 512),
+        number("--block", 64), number("--turns", 1), work(WORK), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, title="Batch-Max's experiment", columns=columns,
+    notes=lambda report: "{requests} requests of {input_tokens} → {output_tokens} tokens in {pool_mib} MiB; "
+        f'`{report["policies"][EVICTS]}`. Medians; "times full" is the full cache in flight.'.format_map(
+        report["load"],
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

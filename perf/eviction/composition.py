@@ -9,35 +9,22 @@ student's, with 2-way AcrossKV. Everything under --work is kept. Writes OUTPUT.j
 """
 
 import argparse
-import statistics
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.manifest import load_manifest
-from kvforge.runtime.engine import LLMEngine
-from perf.eviction.batch_max import num_sequences, serve, serve_group
+from perf.eviction.batch_max import LOAD, SERVED, pooled, prompts_of, serve
 from perf.eviction.engines import PolicyEngine, prepare
-from perf.harness.command import (
-    Report,
-    add_lengths,
-    add_report,
-    add_work,
-    begin_report,
-    make_parser,
-    positive,
-    run_program,
-)
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, lengths, number, option, output, work
+from perf.harness.rounds import medians
 from perf.peers.systems import WORK, Variant
 from perf.quality.answers import Questions, examples_of
-from perf.quality.scores import TASKS, Cell, accuracy, difference, interval, points
+from perf.quality.scores import TASKS, Cell, accuracy, difference, percent, points
 
 TOKENS = 2048 - MAX_ANSWER_TOKENS
 """Of the tiny models' prompts."""
@@ -69,23 +56,13 @@ def measure_speed(parts: Parts, args: argparse.Namespace) -> dict[str, Any]:
     policy = args.rule if parts.evicts else "full"
     variant = Variant(8, 2, kv_dtype=parts.kv_dtype) if parts.has_cut else Variant(kv_dtype=parts.kv_dtype)
     path = prepare(args.work, PolicyEngine(policy, variant), args.input_tokens + args.output_tokens)
-    manifest = load_manifest(path)
+    manifest, (fits, engine) = load_manifest(path), pooled(path, args)
     lengths = args.input_tokens, args.output_tokens
-    fits, pages, state_pages = num_sequences(manifest, args.pool_mib << 20, *lengths)
-    engine = LLMEngine(
-        path,
-        num_pages=pages,
-        num_state_pages=state_pages or None,
-        enable_prefix_cache=False,
-        max_num_seqs=min(args.requests, manifest.max_num_seqs),
-    )
-    prompts = np.random.default_rng(0).integers(3, manifest.vocab_size, (args.requests, args.input_tokens))
-    serve_group(engine, prompts[:1, :64], 2)
     return {
         "bytes_per_token": manifest.kv_bytes_per_token,
         "sequence_bytes": manifest.model.num_owners * manifest.policy.device_bytes(manifest.owner_cache, *lengths),
         "planned": fits,
-        **serve(engine, prompts, args.output_tokens, args.requests),
+        **serve(engine, prompts_of(manifest, args), args.output_tokens, args.requests),
     }
 
 
@@ -115,68 +92,43 @@ def measure(args: argparse.Namespace) -> Report:
     cells = {parts.label: ask(parts, questions, args) for parts in tqdm(ROWS, desc="answers", unit="engine")}
     plain = cells[ROWS[0].label]
     rows = {
-        label: {name: statistics.median(run[name] for run in found) for name in found[0]}
+        label: medians(found)
         | {"accuracy": accuracy(cells[label]), "versus_none": difference(plain, cells[label]), "runs": found}
         for label, found in runs.items()
     }
-    load = {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "pool_mib")}
-    return begin_report("perf.eviction.composition") | {"load": load, "rule": args.rule, "rows": rows}
+    return {"load": {name: getattr(args, name) for name in LOAD}, "rule": args.rule, "rows": rows}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    load, rows = report["load"], report["rows"]
-    head = [
-        "parts",
-        "bytes of a cached token",
-        "MiB of a sequence",
-        "at once",
-        "prefill s",
-        "decode tok/s",
-        "output tok/s",
-        "exact match, %",
-        "versus none, points",
-    ]
-    lines = [
-        [
-            label,
-            row["bytes_per_token"],
-            f"{row['sequence_bytes'] / 2**20:.2f}",
-            f"{row['sequences']:.0f} (planned {row['planned']:.0f})",
-            f"{row['prefill_s']:.1f}",
-            f"{row['decode_tok_s']:.0f}",
-            f"{row['output_tok_s']:.0f}",
-            interval(row["accuracy"]),
-            "" if label == ROWS[0].label else points(row["versus_none"]),
-        ]
-        for label, row in rows.items()
-    ]
-    parts = [
-        "# Parts alone and together",
-        f"`{report['command']}`, {report['machine']}.",
+def notes(report: Report) -> str:
+    """What the parts were measured with."""
+    load, num_prompts = report["load"], next(iter(report["rows"].values()))["accuracy"]["num_prompts"]
+    return (
         f"{load['requests']} requests of {load['input_tokens']} → {load['output_tokens']} tokens on the 213M model in "
         f"{load['pool_mib']} MiB; eviction is `{report['rule']}`. `at once`: the most sequences that ran, and how many "
-        f"fit while all are at their largest. Answers: tiny models, "
-        f"{next(iter(rows.values()))['accuracy']['num_prompts']} prompts of {TOKENS} tokens, exact match with its 95% "
-        "Wilson interval, difference paired by prompt.",
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
+        f"fit while all are at their largest. Answers: tiny models, {num_prompts} prompts of {TOKENS} tokens, exact "
+        "match with its 95% Wilson interval, difference paired by prompt."
+    )
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    add_lengths(parser, 2048, 128)
-    parser.add_argument("--rule", default="snapkv:budget=512", help="as --kv-policy takes it (default %(default)s)")
-    parser.add_argument("--requests", type=positive, default=24)
-    parser.add_argument("--pool-mib", type=positive, default=96)
-    parser.add_argument("--num-prompts", type=positive, default=40, help="of each task (default %(default)s)")
-    parser.add_argument("--turns", type=positive, default=1)
-    add_work(parser, WORK)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.eviction.composition", __doc__,
+    options=(
+        lengths(2048, 128),
+        option("--rule", default="snapkv:budget=512", help="as --kv-policy takes it (default %(default)s)"),
+        number("--requests", 24), number("--pool-mib", 96),
+        number("--num-prompts", 40, "of each task (default %(default)s)"), number("--turns", 1), work(WORK),
+        output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, title="Parts alone and together", notes=notes,
+    columns=(
+        ("parts", "name"), ("bytes of a cached token", "bytes_per_token"),
+        ("MiB of a sequence", "sequence_bytes", ".2f", 2**-20), ("at once", SERVED[0][1]), SERVED[1],
+        ("decode tok/s", "decode_tok_s", ".0f"), ("output tok/s", "output_tok_s", ".0f"),
+        ("exact match, %", lambda row: percent(row["accuracy"])),
+        ("versus none, points", lambda row: "" if row["name"] == ROWS[0].label else points(row["versus_none"])),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -9,8 +9,8 @@ says of the cache, over the rate of a plain read measured before and after it, o
 
 import argparse
 import statistics
-import sys
-import time
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,12 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions
 from kvforge.manifest import Manifest
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from perf.engine.floors import measure_rates
 from perf.harness.batch import Batch
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import cached_engine
+from perf.harness.experiment import Experiment, Report, Row, number, numbers, output, ratio, work
 from perf.harness.random_checkpoint import cached_checkpoint
-from perf.harness.tables import markdown_table
+from perf.harness.rounds import medians
 from perf.shadowkv.speed import MODEL
 
 CONTEXTS = (2048, 8192)
@@ -40,15 +39,8 @@ def step_bytes(manifest: Manifest, context: int, num_generated: int) -> int:
 def measure_cell(engine: LLMEngine, context: int, batch: int, num_tokens: int) -> dict[str, Any]:
     """Serve ``batch`` prompts; return seconds of their computation and of a decode step, in the middle of several."""
     prompts = np.random.default_rng(0).integers(3, MODEL["vocab_size"], (batch, context)).tolist()
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    before, start = measure_rates(), time.perf_counter()
-    running = Batch(engine, prompts, params)
-    running.start()
-    prefill_s, steps = time.perf_counter() - start, []
-    while not running.num_finished:  # those whose prompts came first end first
-        begin = time.perf_counter()
-        running.step()
-        steps.append(time.perf_counter() - begin)
+    before, running = measure_rates(), Batch(engine, prompts, num_tokens)
+    prefill_s, steps = running.start(), running.steps()  # those whose prompts came first end first
     running.finish()
     read = max(before.read, measure_rates().read)
     manifest = engine.manifest
@@ -57,7 +49,7 @@ def measure_cell(engine: LLMEngine, context: int, batch: int, num_tokens: int) -
     return {"prefill_s": prefill_s, "step_s": step_s, "bytes": num_bytes, "floor_s": num_bytes / read}
 
 
-def measure(args: argparse.Namespace) -> Report:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Run every cell --turns times; rows have medians."""
     policies = [policy.format(args.budget) for policy in POLICIES]
     options = {"max_num_seqs": max(args.batch), "max_seq_len": max(args.context) + args.output_tokens}
@@ -67,59 +59,36 @@ def measure(args: argparse.Namespace) -> Report:
         build = BuildOptions(dtype="bfloat16", kv_policy=policy, **options)
         engines[policy] = cached_engine(folder, lambda: cached_checkpoint(args.work / "checkpoint", MODEL), build)
     runs: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
-    cells = [(context, batch, policy) for context in args.context for batch in args.batch for policy in policies]
-    for cell in tqdm(cells * args.turns, unit="cell", disable=None):
+    for cell in tqdm([*product(args.context, args.batch, policies)] * args.turns, unit="cell", disable=None):
         context, batch, policy = cell
         engine = LLMEngine(engines[policy], enable_prefix_cache=False)
         runs.setdefault(cell, []).append(measure_cell(engine, context, batch, args.output_tokens))
-    rows = [
-        {"context": context, "batch": batch, "policy": policy}
-        | {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for (context, batch, policy), found in runs.items()
-    ]
-    return begin_report("perf.eviction.decode_steps") | {"turns": args.turns, "rows": rows}
+    for (context, batch, policy), found in runs.items():
+        yield {"context": context, "batch": batch, "policy": policy, **medians(found)}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    rows = report["rows"]
-    full = {(row["context"], row["batch"]): row["step_s"] for row in rows if row["policy"] == "full"}
-    head = ["context", "batch", "policy", "prompts s", "step ms", "floor ms", "", "step, times as fast as full"]
-    lines = [
-        [
-            row["context"],
-            row["batch"],
-            f"`{row['policy']}`",
-            f"{row['prefill_s']:.2f}",
-            f"{1e3 * row['step_s']:.2f}",
-            f"{1e3 * row['floor_s']:.2f}",
-            f"{row['floor_s'] / row['step_s']:.0%}",
-            f"{full[row['context'], row['batch']] / row['step_s']:.2f}",
-        ]
-        for row in rows
-    ]
-    parts = [
-        "# Decode steps over the context",
-        f"`{report['command']}`, {report['machine']}.",
-        f"Four layers, 16 heads and 8 KV heads of 128, bf16. Medians of {report['turns']} turns. The floor is "
-        "the bytes that a step reads over the rate of a plain read.",
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
+def columns(report: Report) -> list[tuple]:
+    """Return the table's columns."""
+    full = {(row["context"], row["batch"]): row["step_s"] for row in report["rows"] if row["policy"] == "full"}
+    return [
+        ("context", "context"), ("batch", "batch"), ("policy", "policy", "`{}`"), ("prompts s", "prefill_s", ".2f"),
+        ("step ms", "step_s", ".2f", 1e3), ("floor ms", "floor_s", ".2f", 1e3), ("", ratio("floor_s", "step_s"), ".0%"),
+        ("step, times as fast as full", lambda row: full[row["context"], row["batch"]] / row["step_s"], ".2f"),
+    ]  # fmt: skip
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--context", type=positive, nargs="+", default=list(CONTEXTS), metavar="N")
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 4], metavar="N")
-    parser.add_argument("--budget", type=positive, default=1024, help="tokens of a KV head (default %(default)s)")
-    parser.add_argument("--output-tokens", type=positive, default=64)
-    parser.add_argument("--turns", type=positive, default=3)
-    add_work(parser, "runs/decode-steps", "checkpoint and engines")
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.eviction.decode_steps", __doc__,
+    options=(
+        numbers("--context", CONTEXTS, metavar="N"), numbers("--batch", [1, 4], metavar="N"),
+        number("--budget", 1024, "tokens of a KV head (default %(default)s)"), number("--output-tokens", 64),
+        number("--turns", 3), work("runs/decode-steps", "checkpoint and engines"), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, settings=("turns",), title="Decode steps over the context", columns=columns,
+    notes="Four layers, 16 heads and 8 KV heads of 128, bf16. Medians of {turns} turns. The floor is the bytes that a "
+    "step reads over the rate of a plain read.",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

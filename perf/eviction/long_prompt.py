@@ -8,8 +8,7 @@ large one multiplies more rows at once. Policies take turns.
 """
 
 import argparse
-import statistics
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.engine import LLMEngine
 from perf.eviction.batch_max import serve_group
 from perf.eviction.engines import PolicyEngine, prepare
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Row, number, numbers, option, output, work
+from perf.harness.rounds import medians
 from perf.peers.systems import WORK
 
 FULL = "full"
@@ -39,55 +38,32 @@ def measure_turn(args: argparse.Namespace, policy: str) -> dict[str, Any]:
     return {"ttft_s": times.ttft_s, "pool_tokens": pages * manifest.page_size}
 
 
-def measure(args: argparse.Namespace) -> Report:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Run every policy --turns times; rows have medians."""
     policies = [FULL, *(f"{args.rule}:budget={args.budget},block={block}" for block in args.block)]
     runs: dict[str, list[dict[str, Any]]] = {}
     for policy in policies * args.turns:
         runs.setdefault(policy, []).append(measure_turn(args, policy))
-    rows = [
-        {"policy": policy}
-        | {name: statistics.median(run[name] for run in found) for name in found[0]}
-        | {"all_ttft_s": [run["ttft_s"] for run in found]}
-        for policy, found in runs.items()
-    ]
-    return begin_report("perf.eviction.long_prompt") | {"tokens": args.tokens, "turns": args.turns, "rows": rows}
+    for policy, found in runs.items():
+        yield {"policy": policy, **medians(found), "all_ttft_s": [run["ttft_s"] for run in found]}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    rows = report["rows"]
-    head = ["policy", "pool, tokens", "first token s", "full's time over this"]
-    lines = [
-        [
-            f"`{row['policy']}`",
-            f"{row['pool_tokens']:.0f}",
-            f"{row['ttft_s']:.2f}",
-            f"{rows[0]['ttft_s'] / row['ttft_s']:.2f}",
-        ]
-        for row in rows
-    ]
-    parts = [
-        "# First token of a prompt longer than its cache",
-        f"`{report['command']}`, {report['machine']}.",
-        f"One prompt of {report['tokens']} tokens, 213M parameters, bf16. Medians of {report['turns']} turns.",
-        markdown_table(head, lines),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--tokens", type=positive, default=16000)
-    parser.add_argument("--rule", default="batchmax")
-    parser.add_argument("--budget", type=positive, default=1024, help="tokens of a KV head (default %(default)s)")
-    parser.add_argument("--block", type=positive, nargs="+", default=[64, 128, 256, 512], metavar="N")
-    parser.add_argument("--turns", type=positive, default=2)
-    add_work(parser, WORK)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.eviction.long_prompt", __doc__,
+    options=(
+        number("--tokens", 16000), option("--rule", default="batchmax"),
+        number("--budget", 1024, "tokens of a KV head (default %(default)s)"),
+        numbers("--block", [64, 128, 256, 512], metavar="N"), number("--turns", 2), work(WORK),
+        output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, settings=("tokens", "turns"), title="First token of a prompt longer than its cache",
+    notes="One prompt of {tokens} tokens, 213M parameters, bf16. Medians of {turns} turns.",
+    columns=lambda report: (
+        ("policy", "policy", "`{}`"), ("pool, tokens", "pool_tokens", ".0f"), ("first token s", "ttft_s", ".2f"),
+        ("full's time over this", lambda row: report["rows"][0]["ttft_s"] / row["ttft_s"], ".2f"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

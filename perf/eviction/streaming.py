@@ -8,23 +8,19 @@ ones alone. All caches but the full one hold --window tokens. Perplexity is give
 a 95% interval over texts (percentile bootstrap). Writes OUTPUT.json, .md and .png.
 """
 
-import sys
-from functools import partial
+import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.documents import generated_documents
 from kvforge.runtime import LLMEngine
-from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine, tokenizer_of
+from perf.harness.experiment import Experiment, Report, Row, number, output, work
 from perf.harness.forced import forced_logits
-from perf.harness.tables import markdown_table
-from perf.quality.scores import keep_report
+from perf.harness.plots import panels
 
 FULL = "full cache"
 NUM_RESAMPLES = 1000
@@ -66,79 +62,68 @@ def stretches(loss: np.ndarray, window: int) -> list[dict[str, float]]:
     return result
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """Return the table with its explanation."""
-    rows, window = report["rows"], report["window"]
-    count = len(rows[0]["stretches"])
+def columns(report: Report) -> list[tuple]:
+    """Return the table's columns."""
+    count = len(report["rows"][0]["stretches"])
     shown = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
-    head = ["cache", *(f"window {index + 1}" for index in shown), "last 5 over windows 2 to 6"]
-    table = []
-    for row in rows:
+
+    def late(row: Row) -> float:
         values = [one["perplexity"] for one in row["stretches"]]
-        cells = [f"{values[i]:.3f} ({row['stretches'][i]['low']:.3f}–{row['stretches'][i]['high']:.3f})" for i in shown]
-        table.append([row["name"], *cells, f"{np.mean(values[-5:]) / np.mean(values[1:6]):.3f}"])
+        return np.mean(values[-5:]) / np.mean(values[1:6])
+
+    cell = "{0[perplexity]:.3f} ({0[low]:.3f}–{0[high]:.3f})"
+    windows = [(f"window {index + 1}", lambda row, at=index: row["stretches"][at], cell) for index in shown]
+    return [("cache", "name"), *windows, ("last 5 over windows 2 to 6", late, ".3f")]
+
+
+def notes(report: Report) -> str:
+    """What was read."""
     return (
-        "\n".join(
-            [
-                "# Perplexity along a text",
-                "",
-                f"Tiny teacher, bf16, {report['num_texts']} generated texts of {report['length']} tokens, {window} "
-                f"tokens in the cache: {report['length'] / window:.1f} windows. Perplexity of a stretch of one window "
-                f"with its 95% interval over texts. {report['machine']}.",
-                "",
-                f"`{report['command']}`",
-                "",
-                markdown_table(head, table),
-            ]
-        )
-        + "\n"
+        f"Tiny teacher, bf16, {report['num_texts']} generated texts of {report['length']} tokens, {report['window']} "
+        f"tokens in the cache: {report['length'] / report['window']:.1f} windows. Perplexity of a stretch of one "
+        "window with its 95% interval over texts."
     )
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
+def plot(report: Report, path: Path) -> None:
     """Perplexity over the place in the text, in windows, with intervals."""
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    for index, row in enumerate(report["rows"]):
-        middles = [(one["begin"] / report["window"]) + 0.5 for one in row["stretches"]]
-        low, middle, high = ([one[key] for one in row["stretches"]] for key in ("low", "perplexity", "high"))
-        axes.plot(middles, middle, "o-", markersize=3, color=f"C{index}", label=row["name"])
-        axes.fill_between(middles, low, high, color=f"C{index}", alpha=0.2, linewidth=0)
-    axes.set(xlabel=f"place in the text, windows of {report['window']} tokens", ylabel="perplexity")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    save_figure(figure, path)
+    with panels(path, 8, 4.5) as (axes,):
+        for index, row in enumerate(report["rows"]):
+            middles = [(one["begin"] / report["window"]) + 0.5 for one in row["stretches"]]
+            low, middle, high = ([one[key] for one in row["stretches"]] for key in ("low", "perplexity", "high"))
+            axes.plot(middles, middle, "o-", markersize=3, color=f"C{index}", label=row["name"])
+            axes.fill_between(middles, low, high, color=f"C{index}", alpha=0.2, linewidth=0)
+        axes.set(xlabel=f"place in the text, windows of {report['window']} tokens", ylabel="perplexity")
+        axes.set_yscale("log")
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--window", type=positive, default=96, help="tokens in the cache (default %(default)s)")
-    parser.add_argument("--sinks", type=positive, default=4, help="first tokens that stay (default %(default)s)")
-    parser.add_argument("--length", type=positive, default=1920, help="tokens of a text (default %(default)s)")
-    parser.add_argument("--num-texts", type=positive, default=16)
-    add_work(parser)
-    add_report(parser, "OUTPUT.json, .md and .png", "streaming-perplexity", as_json=False)
-    args = parser.parse_args()
-    report = begin_report("perf.eviction.streaming")
-    rows = []
+def measure(args: argparse.Namespace) -> Report:
+    """Read the texts with every cache."""
+    rows: list[Row] = []
     texts: list[list[int]] = []
     for name, policy in rows_of(args.window, args.sinks).items():
         options = BuildOptions(dtype="bfloat16", max_num_seqs=16, kv_policy=policy)
         slug = policy.replace(":", "-").replace(",", "-").replace("=", "")
         engine = cached_engine(args.work / f"streaming-{slug}", TEACHER_DIR, options)
-        if not texts:
-            tokenizer = tokenizer_of(engine)
-            # A generated text may end early: so longer ones are cut.
-            texts = [
-                text[: args.length] for text in generated_documents(tokenizer, args.num_texts, args.length + 64, 0)
-            ]
+        if not texts:  # a generated text may end early: so longer ones are cut
+            made = generated_documents(tokenizer_of(engine), args.num_texts, args.length + 64, 0)
+            texts = [text[: args.length] for text in made]
         rows.append({"name": name, "policy": policy, "stretches": stretches(losses(engine, texts, name), args.window)})
-    report |= {"window": args.window, "length": args.length, "num_texts": len(texts), "rows": rows}
-    text = markdown(report)
-    print(text)
-    keep_report(args.output, report, text, partial(plot, report))
+    return {"num_texts": len(texts), "rows": rows}
+
+
+EXPERIMENT = Experiment(
+    "perf.eviction.streaming", __doc__,
+    options=(
+        number("--window", 96, "tokens in the cache (default %(default)s)"),
+        number("--sinks", 4, "first tokens that stay (default %(default)s)"),
+        number("--length", 1920, "tokens of a text (default %(default)s)"), number("--num-texts", 16), work(),
+        output("OUTPUT.json, .md and .png", "streaming-perplexity", as_json=False),
+    ),
+    measure=measure, settings=("window", "length"), title="Perplexity along a text", notes=notes, columns=columns,
+    plot=plot, figure=".png",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

@@ -36,11 +36,11 @@ from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.runner import Runner
 from perf.gpu import costs, models
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_checked
+from perf.gpu.machine import Kept, gpu_parser, machine_rates, parse_checked
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
 from perf.harness.command import run_main
-from perf.harness.files import write_json
-from perf.harness.tables import Column, text_table
+from perf.harness.options import chosen, flag, option
+from perf.harness.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -233,41 +233,29 @@ def _wait(running: list[tuple[str, subprocess.Popen]]) -> None:
 
 
 COLUMNS = (
-    Column("variant", "variant", "<16"),
-    Column("input", "input_tokens", ">8.0f"),
-    Column("tok/s", "combined_tok_s", ">9.0f"),
-    Column("norm TFLOPS", "normalized_tflops", ">12.1f"),
-    Column("total s", "total_s", ">8.2f"),
-    Column("FLOP floor s", "flops_floor_s", ">13.2f"),
-    Column("KV floor s", "kv_bytes_floor_s", ">11.2f"),
-    Column("TTFT ms", "ttft_s", ">9.1f", 1e3),
-    Column("floor", "ttft_floor_s", ">9.1f", 1e3),
-    Column("TPOT ms", "tpot_s", ">9.2f", 1e3),
-    Column("floor", "tpot_floor_s", ">7.2f", 1e3),
-)
+    ("variant", "variant", "<16"), ("input", "input_tokens", ">8.0f"), ("tok/s", "combined_tok_s", ">9.0f"),
+    ("norm TFLOPS", "normalized_tflops", ">12.1f"), ("total s", "total_s", ">8.2f"),
+    ("FLOP floor s", "flops_floor_s", ">13.2f"), ("KV floor s", "kv_bytes_floor_s", ">11.2f"),
+    ("TTFT ms", "ttft_s", ">9.1f", 1e3), ("floor", "ttft_floor_s", ">9.1f", 1e3), ("TPOT ms", "tpot_s", ">9.2f", 1e3),
+    ("floor", "tpot_floor_s", ">7.2f", 1e3),
+)  # fmt: skip
 
 
-def table(rows: list[dict[str, Any]], header: bool = True) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    return text_table(COLUMNS, rows, header, gap="")
+    return text_table(COLUMNS, rows, gap="")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "llama8b", "inputs")
-    parser.add_argument("--subset", action="store_true", help="8K inputs only")
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        choices=tuple(VARIANTS),
-        default=list(VARIANTS),
-        metavar="NAME",
-        help=f"of {', '.join(VARIANTS)} (default: all)",
-    )
-    parser.add_argument("--inputs", nargs="+", type=int, help="input lengths (default: all)")
-    parser.add_argument("--requests", type=int, help="requests of each case, all in flight (default: the case's)")
-    parser.add_argument("--jobs", type=int, default=4, help="variants that are compiled at once")
-    parser.add_argument("--compile-only", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    parser = gpu_parser(
+        __doc__, "llama8b", "inputs", flag("--subset", "8K inputs only"),
+        chosen("--variants", tuple(VARIANTS), f"of {', '.join(VARIANTS)} (default: all)", "NAME"),
+        option("--inputs", nargs="+", type=int, help="input lengths (default: all)"),
+        option("--requests", type=int, help="requests of each case, all in flight (default: the case's)"),
+        option("--jobs", type=int, default=4, help="variants that are compiled at once"),
+        option("--compile-only", choices=tuple(VARIANTS), help=argparse.SUPPRESS),
+    )  # fmt: skip
     return parse_checked(parser, arguments)
 
 
@@ -299,22 +287,12 @@ def main(arguments: list[str] | None = None) -> None:
     compile_all(options.variants, options)
     compiled = time.perf_counter() - started
     rates = machine_rates(options.device)
-    report = {
-        **begin_gpu_report("perf.gpu.llama8b", arguments),
-        "machine": f"{device_name(options.device)}, torch {torch.__version__}",
-        "compile_s": compiled,
-        **rates,
-    }
-    print(table([]))
-    rows: list[dict[str, Any]] = []
+    kept = Kept("perf.gpu.llama8b", arguments, options, COLUMNS, "", compile_s=compiled, **rates)
     for name in options.variants:
         for row in bench_variant(name, shape, cases, options.device, work, rates):
-            rows.append(row)
-            print(table([row], header=False), flush=True)
-            if options.json:
-                write_json(options.json, {**report, "rows": rows})
-    print("\n" + table(rows))
+            kept.add(row)
+    print("\n" + kept.table())
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

@@ -4,26 +4,36 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from perf.gpu.timing import best_seconds
-from perf.harness.command import Report, add_work, command_line, make_parser
+from perf.harness.command import Report, command_line, make_parser
+from perf.harness.files import write_json
+from perf.harness.options import Option, flag, option, place, work
+from perf.harness.tables import Row, text_table
 
 
-def gpu_parser(doc: str | None, name: str, lengths: str, work: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have; compiled graphs lie in kvforge-NAME where there is ``work``,
-    results in $OUT/NAME.json. ``lengths`` are what ``--tiny`` makes short."""
-    parser = make_parser(doc)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help=f"a tiny model, short {lengths}")
-    if work:
-        add_work(parser, Path(tempfile.gettempdir()) / f"kvforge-{name}", "compiled graphs, kept")
+def gpu_parser(
+    doc: str | None, name: str, lengths: str, *options: Option, has_work: bool = True
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that all have, and these; compiled graphs lie in kvforge-NAME where it
+    ``has_work``, results in $OUT/NAME.json. ``lengths`` are what ``--tiny`` makes short."""
     told = f"write the results here (default: $OUT/{name}.json if OUT is set)"
-    place = Path(os.environ["OUT"]) / f"{name}.json" if "OUT" in os.environ else None
-    parser.add_argument("--json", type=Path, default=place, help=told)
-    return parser
+    at = Path(os.environ["OUT"]) / f"{name}.json" if "OUT" in os.environ else None
+    kept = [work(Path(tempfile.gettempdir()) / f"kvforge-{name}", "compiled graphs, kept")] if has_work else []
+    device = option("--device", choices=("cuda", "cpu"), default="cuda")
+    return make_parser(
+        doc,
+        device,
+        flag("--tiny", f"a tiny model, short {lengths}"),
+        *kept,
+        place("--json", told, default=at),
+        *options,
+    )
 
 
 def parse_checked(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
@@ -54,6 +64,38 @@ def parse_prepared(
 def begin_gpu_report(program: str, arguments: list[str] | None) -> Report:
     """Return the command line of the module ``program``, and the date."""
     return {"command": command_line(program, arguments), "date": time.strftime("%Y-%m-%d")}
+
+
+class Kept:
+    """The rows of a report, which is printed and written to ``options.json`` as it grows. It begins with the command
+    line of the module ``program``, the date, the machine, and what ``more`` there is."""
+
+    def __init__(
+        self, program: str, arguments: list[str] | None, options: argparse.Namespace, columns: Sequence[tuple] = (),
+        gap: str = " ", **more: Any,
+    ) -> None:  # fmt: skip
+        machine = {"machine": f"{device_name(options.device)}, torch {torch.__version__}"}
+        self.report: Report = {**begin_gpu_report(program, arguments), **machine, **more}
+        self.rows: list[Row] = []
+        self._columns, self._gap, self._json = columns, gap, options.json
+        if columns:
+            print(self.table([]), flush=True)
+
+    def add(self, *rows: Row) -> None:
+        """Print rows below the others, and write the report."""
+        self.rows += rows
+        print(self.table(rows, header=False), flush=True)
+        self.write(rows=self.rows)
+
+    def table(self, rows: Sequence[Row] | None = None, header: bool = True) -> str:
+        """Return these rows as text, all by default."""
+        return text_table(self._columns, self.rows if rows is None else rows, header, self._gap)
+
+    def write(self, **found: Any) -> None:
+        """Write the report with what is found so far."""
+        self.report |= found
+        if self._json:
+            write_json(self._json, self.report)
 
 
 def device_name(device: str) -> str:

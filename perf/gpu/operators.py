@@ -9,18 +9,16 @@ imported, the same pages as the kernels. `--device cpu --tiny` times the C++ ker
 """
 
 import argparse
-import sys
 from typing import Any
 
 import torch
 
 import plugins
 from perf.gpu.attention import DTYPES, HEAD_DIM, KV_HEADS, PAGE_SIZE, Case, Tensors, cache, others_seconds, ours
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_checked
+from perf.gpu.machine import Kept, gpu_parser, machine_rates, parse_checked
 from perf.gpu.timing import best_seconds
 from perf.harness.command import run_main
-from perf.harness.files import write_json
-from perf.harness.tables import Column, text_table
+from perf.harness.options import option
 from plugins import cuda_ops
 from plugins.kv_quantization import LARGEST
 
@@ -68,26 +66,16 @@ def row(case: str, seconds: float, flops: float, num_bytes: float, rates: dict[s
 
 
 COLUMNS = (
-    Column("case", "case", "<24"),
-    Column("ms", "kvforge_s", ">10.3f", 1e3),
-    Column("floor ms", "floor_s", ">10.3f", 1e3),
-    Column("share", "share_of_floor", ">7.2f"),
-    Column("TFLOP/s", "tflops", ">9.1f"),
-    Column("GB/s", "gb_per_s", ">9.1f"),
-    *(Column(f"{name} ms", f"{name}_s", ">10.3f", 1e3) for name in ("cudnn", "flash", "fa3")),
-)
-
-
-def table(rows: list[dict[str, Any]], header: bool = True) -> str:
-    """Return the rows as text."""
-    return text_table(COLUMNS, rows, header)
+    ("case", "case", "<24"), ("ms", "kvforge_s", ">10.3f", 1e3), ("floor ms", "floor_s", ">10.3f", 1e3),
+    ("share", "share_of_floor", ">7.2f"), ("TFLOP/s", "tflops", ">9.1f"), ("GB/s", "gb_per_s", ">9.1f"),
+    *((f"{name} ms", f"{name}_s", ">10.3f", 1e3) for name in ("cudnn", "flash", "fa3")),
+)  # fmt: skip
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "operators", "contexts", work=False)
-    parser.add_argument("--formats", nargs="+", choices=DTYPES, default=["bf16", "fp8"], metavar="FORMAT")
-    return parse_checked(parser, arguments)
+    formats = option("--formats", nargs="+", choices=DTYPES, default=["bf16", "fp8"], metavar="FORMAT")
+    return parse_checked(gpu_parser(__doc__, "operators", "contexts", formats, has_work=False), arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -99,31 +87,19 @@ def main(arguments: list[str] | None = None) -> None:
         cuda_ops.register()
     else:
         plugins.load_library()
-    report = {
-        **begin_gpu_report("perf.gpu.operators", arguments),
-        "machine": f"{device_name(device)}, torch {torch.__version__}",
-        "rates": machine_rates(device),
-    }
-    rows: list[dict[str, Any]] = []
-    print(table([]), flush=True)
-
-    def add(found: dict[str, Any]) -> None:
-        rows.append(found)
-        print(table(rows[-1:], header=False), flush=True)
-        for name, why in found.get("without", {}).items():
-            print(f"  {name}: {why}", flush=True)
-        if options.json:
-            write_json(options.json, {**report, "rows": rows})
-
+    rates = machine_rates(device)
+    kept = Kept("perf.gpu.operators", arguments, options, COLUMNS, rates=rates)
     for name in options.formats:
-        for sequences, length in TINY_PREFILLS if tiny else PREFILLS:
-            add(attention_row(Case(sequences, length, length, name), device, report["rates"]))
-        for sequences, length in TINY_DECODES if tiny else DECODES:
-            add(attention_row(Case(sequences, 1, length, name), device, report["rates"]))
+        cases = [Case(sequences, length, length, name) for sequences, length in (TINY_PREFILLS if tiny else PREFILLS)]
+        cases += [Case(sequences, 1, length, name) for sequences, length in (TINY_DECODES if tiny else DECODES)]
+        for case in cases:
+            kept.add(attention_row(case, device, rates))
+            for other, why in kept.rows[-1]["without"].items():
+                print(f"  {other}: {why}", flush=True)
         for tokens in TINY_WRITES if tiny else WRITES:
-            add(write_row(tokens, name, device, report["rates"]))
-    print("\n" + table(rows))
+            kept.add(write_row(tokens, name, device, rates))
+    print("\n" + kept.table())
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,13 +28,12 @@ from kvforge.compiler.targets import load_target
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
 from perf.gpu import models
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, synchronize
+from perf.gpu.machine import Kept, device_name, gpu_parser, synchronize
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
 from perf.gpu.profile import run_step
-from perf.harness.command import positive, run_main
-from perf.harness.files import write_json
+from perf.harness.command import run_main
 from perf.harness.machine import describe_machine
-from perf.harness.tables import Column, text_table
+from perf.harness.options import number, option
 
 FORMS = {"whole": 1 << 30, "pieces": 1}
 """The fewest layers alike for which a graph is cut."""
@@ -89,8 +88,8 @@ def shared_weights(options: argparse.Namespace) -> dict[str, Tensor]:
     return drawn | {f"layers.{n}.{name}": tensor for n in range(1, options.layers) for name, tensor in own.items()}
 
 
-def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object]) -> None:
-    """Compile both forms and time their steps by turns; ``keep`` is given what is found so far, after each kind."""
+def measure(options: argparse.Namespace, kept: Kept) -> None:
+    """Compile both forms and time their steps by turns."""
     compiled = {}
     for form in FORMS:
         compiled[form] = compile_apart(form, options)
@@ -98,8 +97,7 @@ def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object
     manifest, weights = models.manifest_of(*config_of(options, options.layers)), shared_weights(options)
     sessions: dict[str, Session] = {form: models.open_session(manifest, weights, options.work / form) for form in FORMS}
     pools = sessions["whole"].allocate_pools(128)
-    rows: list[dict[str, Any]] = []
-    print(text_table(COLUMNS, []), flush=True)
+    kept.report |= {"layers": options.layers, "compiled": compiled}
     for name, step in (TINY_STEPS if options.tiny else STEPS).items():
         times: dict[str, list[float]] = {form: [] for form in FORMS}
         for turn in range(options.rounds + 2):
@@ -110,31 +108,23 @@ def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object
                 if turn >= 2:
                     times[form].append(time.perf_counter() - start)
         ratios = [b / a for a, b in zip(times["whole"], times["pieces"], strict=True)]
-        rows.append(
-            {
-                "step": name,
-                **{f"{form}_s": statistics.median(seconds) for form, seconds in times.items()},
-                "ratio": statistics.median(ratios),
-            }
-        )
-        print(text_table(COLUMNS, rows[-1:], header=False), flush=True)
-        keep({"layers": options.layers, "compiled": compiled, "rows": rows})
+        middles = {f"{form}_s": statistics.median(seconds) for form, seconds in times.items()}
+        kept.add({"step": name, **middles, "ratio": statistics.median(ratios)})
 
 
 COLUMNS = (
-    Column("step", "step", "<22"),
-    Column("whole ms", "whole_s", ">10.3f", 1e3),
-    Column("pieces ms", "pieces_s", ">10.3f", 1e3),
-    Column("ratio", "ratio", ">8.4f"),
-)
+    ("step", "step", "<22"), ("whole ms", "whole_s", ">10.3f", 1e3), ("pieces ms", "pieces_s", ">10.3f", 1e3),
+    ("ratio", "ratio", ">8.4f"),
+)  # fmt: skip
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "pieces", "layers")
-    parser.add_argument("--layers", type=positive, default=32)
-    parser.add_argument("--rounds", type=positive, default=15, help="timed steps of each kind and form (default 15)")
-    parser.add_argument("--compile-only", choices=FORMS, help=argparse.SUPPRESS)
+    parser = gpu_parser(
+        __doc__, "pieces", "layers", number("--layers", 32),
+        number("--rounds", 15, "timed steps of each kind and form (default 15)"),
+        option("--compile-only", choices=FORMS, help=argparse.SUPPRESS),
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; try --device cpu")
@@ -147,15 +137,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.compile_only:
         print(json.dumps(compile_form(options.compile_only, options)))
         return
-    machine = describe_machine() if options.device == "cpu" else device_name(options.device)
-    report = {**begin_gpu_report("perf.gpu.pieces", arguments), "machine": machine}
-
-    def keep(found: dict[str, Any]) -> None:
-        if options.json:
-            write_json(options.json, {**report, **found})
-
-    measure(options, keep)
+    kept = Kept("perf.gpu.pieces", arguments, options, COLUMNS)
+    kept.report["machine"] = describe_machine() if options.device == "cpu" else device_name(options.device)
+    measure(options, kept)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

@@ -7,7 +7,6 @@ decode step is a replay of captured graphs. Weights and caches are random. `--de
 """
 
 import argparse
-import sys
 import time
 from collections import defaultdict
 from typing import Any
@@ -20,11 +19,11 @@ from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 from perf.gpu import models
 from perf.gpu.llama8b import limits_of, shape_of
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_checked, synchronize
+from perf.gpu.machine import Kept, gpu_parser, parse_checked, synchronize
 from perf.gpu.models import VARIANTS
 from perf.harness.command import run_main
-from perf.harness.files import write_json
-from perf.harness.tables import Column, text_table
+from perf.harness.options import option
+from perf.harness.tables import text_table
 
 PROMPT, CONTEXT, BATCH = 8192, 8192, 32
 TINY_PROMPT, TINY_CONTEXT, TINY_BATCH = 48, 40, 3
@@ -78,11 +77,9 @@ def record(session: Session, pools: Pools, device: str, *step: int) -> dict[str,
 
 
 COLUMNS = (
-    Column("ms", "seconds", ">9.3f", 1e3),
-    Column("share", "share", ">6.3f"),
-    Column("calls", "calls", ">6"),
-    Column("kernel", lambda row: row["kernel"][:100], "<"),
-)
+    ("ms", "seconds", ">9.3f", 1e3), ("share", "share", ">6.3f"), ("calls", "calls", ">6"),
+    ("kernel", lambda row: row["kernel"][:100], "<"),
+)  # fmt: skip
 
 
 def told(name: str, step: dict[str, Any], most: int = 25) -> str:
@@ -93,9 +90,8 @@ def told(name: str, step: dict[str, Any], most: int = 25) -> str:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "llama8b", "steps")
-    parser.add_argument("--variant", choices=VARIANTS, default="cut16-4way")
-    return parse_checked(parser, arguments)
+    variant = option("--variant", choices=VARIANTS, default="cut16-4way")
+    return parse_checked(gpu_parser(__doc__, "llama8b", "steps", variant), arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -111,19 +107,13 @@ def main(arguments: list[str] | None = None) -> None:
     session = models.open_session(manifest, models.random_weights(config, resolved), folder)
     prompt, context, batch = (TINY_PROMPT, TINY_CONTEXT, TINY_BATCH) if options.tiny else (PROMPT, CONTEXT, BATCH)
     pools = session.allocate_pools(max(-(-prompt // manifest.page_size), batch * -(-context // manifest.page_size)))
-    report: dict[str, Any] = {
-        **begin_gpu_report("perf.gpu.profile", arguments),
-        "machine": f"{device_name(device)}, torch {torch.__version__}",
-        "variant": options.variant,
-        "steps": {},
-    }
+    kept = Kept("perf.gpu.profile", arguments, options, variant=options.variant, steps={})
     steps = {f"prompt of {prompt}": (prompt, prompt, 1), f"decode, {batch} x {context}": (1, context, batch)}
     for name, step in steps.items():
-        report["steps"][name] = record(session, pools, device, *step)
-        print(told(name, report["steps"][name]), flush=True)
-        if options.json:
-            write_json(options.json, report)
+        kept.report["steps"][name] = record(session, pools, device, *step)
+        print(told(name, kept.report["steps"][name]), flush=True)
+        kept.write()
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

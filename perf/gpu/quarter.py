@@ -33,8 +33,9 @@ from perf.gpu.queue.packages import restore_packages
 from perf.gpu.queue.plan import plan, plan_table
 from perf.gpu.queue.results import RESULTS
 from perf.gpu.queue.running import run_queue
-from perf.harness.command import make_parser, positive_float, run_main
+from perf.harness.command import make_parser, run_main
 from perf.harness.machine import describe_cpu
+from perf.harness.options import flag, one_of, option, place, positive_float
 
 LENT_BYTES = 64 << 20
 """What a call takes along to a machine that is lent, the working tree included."""
@@ -51,29 +52,26 @@ def gpu_name() -> str | None:
 
 def make_arguments() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = make_parser(__doc__)
-    doing = parser.add_mutually_exclusive_group()
-    doing.add_argument("--list", action="store_true", help="print states and plan, and run nothing")
-    doing.add_argument("--prepare", type=Path, metavar="FOLDER", help="write what a bare machine lacks, in pieces")
-    doing.add_argument("--unpack", type=Path, metavar="PIECE", help="add a piece to --carried")
-    doing.add_argument("--take", type=Path, metavar="ZIP", help="unpack a queue's results into --results")
-    parser.add_argument("--minutes", type=positive_float, default=14.0, help="that are left (default %(default)g)")
-    parser.add_argument("--only", nargs="+", choices=[one.name for one in EXPERIMENTS], metavar="NAME", default=[])
-    parser.add_argument("--again", action="store_true", help="run those that have a current result, too")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="records and logs (default: %(default)s)")
     out = Path(os.environ.get("OUT") or Path(tempfile.gettempdir()) / "kvforge-quarter")
-    parser.add_argument(
-        "--out", type=Path, default=out, help="quarter.zip and what runs (default: $OUT, or %(default)s)"
-    )
-    parser.add_argument("--carried", type=Path, help="where --unpack has put what was brought along")
-    parser.add_argument("--packages", type=Path, metavar="ZIP", help="compiled graphs of an earlier run's --out")
-    parser.add_argument(
-        "--piece-mib", type=positive_float, help="size of a piece (default: what the tree leaves of 64)"
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="with --device cpu: the form that tests run")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    return parser
+    return make_parser(
+        __doc__,
+        one_of(
+            flag("--list", "print states and plan, and run nothing"),
+            place("--prepare", "write what a bare machine lacks, in pieces", metavar="FOLDER"),
+            place("--unpack", "add a piece to --carried", metavar="PIECE"),
+            place("--take", "unpack a queue's results into --results", metavar="ZIP"),
+        ),
+        option("--minutes", type=positive_float, default=14.0, help="that are left (default %(default)g)"),
+        option("--only", nargs="+", choices=[one.name for one in EXPERIMENTS], metavar="NAME", default=[]),
+        flag("--again", "run those that have a current result, too"),
+        place("--results", "records and logs (default: %(default)s)", default=RESULTS),
+        place("--out", "quarter.zip and what runs (default: $OUT, or %(default)s)", default=out),
+        place("--carried", "where --unpack has put what was brought along"),
+        place("--packages", "compiled graphs of an earlier run's --out", metavar="ZIP"),
+        option("--piece-mib", type=positive_float, help="size of a piece (default: what the tree leaves of 64)"),
+        option("--device", choices=("cuda", "cpu"), default="cuda"),
+        flag("--tiny", "with --device cpu: the form that tests run"), flag("--json", "print the list as JSON"),
+    )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

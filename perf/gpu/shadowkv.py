@@ -13,9 +13,8 @@ measured in the same run. Not measured yet. `--device cpu --tiny` goes the same 
 
 import argparse
 import statistics
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,19 +24,10 @@ from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.cuda import CudaSession
 from kvforge.runtime.sessions.pools import device_bytes, host_bytes
 from perf.gpu import models
-from perf.gpu.machine import (
-    begin_gpu_report,
-    device_name,
-    gpu_parser,
-    host_copy_rate,
-    machine_rates,
-    parse_checked,
-    synchronize,
-)
+from perf.gpu.machine import Kept, device_name, gpu_parser, host_copy_rate, machine_rates, parse_checked, synchronize
 from perf.gpu.models import LLAMA_8B, TINY, Limits, Variant
 from perf.harness.command import run_main
-from perf.harness.files import write_json
-from perf.harness.tables import Column, text_table
+from perf.harness.options import option
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, traffic
 
 HIT_RATES = (0.0, 0.6)
@@ -80,50 +70,37 @@ def floor_s(manifest: Manifest, load: Load, hit_rate: float, rates: dict[str, fl
 
 
 def bench_engine(
-    name: str,
-    policy: str,
-    loads: list[Load],
-    shape: dict[str, Any],
-    limits: Limits,
-    device: str,
-    work: Path,
-    rates: dict[str, float],
-    steps: int,
-) -> list[dict[str, Any]]:
-    """Compile an engine where it is not yet, and return a row for each load and hit rate."""
+    name: str, policy: str, loads: list[Load], limits: Limits, options: argparse.Namespace, rates: dict[str, float]
+) -> Iterator[dict[str, Any]]:
+    """Compile an engine where it is not yet, and yield a row for each load and hit rate."""
+    device, folder = options.device, options.work / options.device / name
     variant = Variant(kv_policy=policy)
-    config = models.model_config(shape, variant)
-    options = models.resolved_options(config, variant, limits, device)
-    models.compile_graphs(config, options, work / name)
-    manifest = models.manifest_of(config, options)
-    session = models.open_session(manifest, models.random_weights(config, options), work / name)
-    rows = []
+    config = models.model_config(TINY if options.tiny else LLAMA_8B, variant)
+    resolved = models.resolved_options(config, variant, limits, device)
+    models.compile_graphs(config, resolved, folder)
+    manifest = models.manifest_of(config, resolved)
+    session = models.open_session(manifest, models.random_weights(config, resolved), folder)
     for load in loads:
         decode = SyntheticDecode(session, load, share_values=True)  # the first pool's host memory is all there is
         for wanted in HIT_RATES if decode.policy else (1.0,):
-            times, measured = decode.seconds(steps, wanted, lambda: synchronize(device))
-            step = statistics.median(times)
-            formula = kept(manifest, load)
-            rows.append(
-                {
-                    "engine": name,
-                    **asdict(load),
-                    "hit_rate": wanted,
-                    "measured_hit_rate": measured,
-                    "step_s": step,
-                    "tok_s": load.batch / step,
-                    "floor_s": floor_s(manifest, load, wanted, rates),
-                    "device_cache_bytes": device_bytes(manifest, decode.pools),
-                    "host_cache_bytes": host_bytes(manifest, decode.pools[:1]),
-                    "formula_device_bytes": formula[0],
-                    "formula_host_bytes": formula[1],
-                }
-            )
-            print(table(rows[-1:], header=False), flush=True)
+            times, measured = decode.seconds(options.steps, wanted, lambda: synchronize(device))
+            step, formula = statistics.median(times), kept(manifest, load)
+            yield {
+                "engine": name,
+                **asdict(load),
+                "hit_rate": wanted,
+                "measured_hit_rate": measured,
+                "step_s": step,
+                "tok_s": load.batch / step,
+                "floor_s": floor_s(manifest, load, wanted, rates),
+                "device_cache_bytes": device_bytes(manifest, decode.pools),
+                "host_cache_bytes": host_bytes(manifest, decode.pools[:1]),
+                "formula_device_bytes": formula[0],
+                "formula_host_bytes": formula[1],
+            }
         del decode
         if isinstance(session, CudaSession):
             torch.cuda.empty_cache()
-    return rows
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,29 +115,20 @@ def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 COLUMNS = (
-    Column("engine", "engine", "<16"),
-    Column("context", "context", ">11"),
-    Column("batch", "batch", ">11"),
-    Column("hits", "measured_hit_rate", ">11.2f"),
-    Column("tok/s", "tok_s", ">11.1f"),
-    Column("step ms", "step_s", ">11.2f", 1e3),
-    Column("floor ms", "floor_s", ">11.2f", 1e3),
-    Column("device GiB", "device_cache_bytes", ">11.2f", 2**-30),
-    Column("host GiB", "formula_host_bytes", ">11.2f", 2**-30),
-    Column("ratio", "ratio", ">11.2f"),
-)
-
-
-def table(rows: list[dict[str, Any]], header: bool = True) -> str:
-    """Return the rows as text."""
-    return text_table(COLUMNS, rows, header, gap="")
+    ("engine", "engine", "<16"), ("context", "context", ">11"), ("batch", "batch", ">11"),
+    ("hits", "measured_hit_rate", ">11.2f"), ("tok/s", "tok_s", ">11.1f"), ("step ms", "step_s", ">11.2f", 1e3),
+    ("floor ms", "floor_s", ">11.2f", 1e3), ("device GiB", "device_cache_bytes", ">11.2f", 2**-30),
+    ("host GiB", "formula_host_bytes", ">11.2f", 2**-30), ("ratio", "ratio", ">11.2f"),
+)  # fmt: skip
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "shadowkv", "contexts")
-    parser.add_argument("--contexts", nargs="+", type=int, metavar="N", help="context lengths (default: all)")
-    parser.add_argument("--steps", type=int, default=32, help="timed steps of each row (default 32)")
+    parser = gpu_parser(
+        __doc__, "shadowkv", "contexts",
+        option("--contexts", nargs="+", type=int, metavar="N", help="context lengths (default: all)"),
+        option("--steps", type=int, default=32, help="timed steps of each row (default 32)"),
+    )  # fmt: skip
     options = parse_checked(parser, arguments)
     cases = TINY_CASES if options.tiny else CASES
     known = [case.context for case in cases]
@@ -173,26 +141,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Compile, measure, print a table and write the report."""
     options = parse_arguments(arguments)
-    shape, cases, device = TINY if options.tiny else LLAMA_8B, options.cases, options.device
+    cases, device = options.cases, options.device
     rates = machine_rates(device) | {"host_copy_bytes_per_s": host_copy_rate(device)}
-    print(table([]))
-    full = [Load(case.context, case.full_batch) for case in cases]
-    engines = [("full", "full", full)]
+    found = Kept("perf.gpu.shadowkv", arguments, options, COLUMNS, "", rates=rates)
+    found.report |= {"device": device_name(device), "torch": torch.__version__}
+    engines = [("full", "full", [Load(case.context, case.full_batch) for case in cases])]
     engines += [(f"shadowkv-{c.policy.sparse_budget}", str(c.policy), [Load(c.context, c.batch)]) for c in cases]
-    limits, work = limits_of(cases, device), options.work / device
-    report = {
-        **begin_gpu_report("perf.gpu.shadowkv", arguments),
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "rates": rates,
-    }
-    rows: list[dict[str, Any]] = []
-    for name, policy, loads in engines:
-        rows += bench_engine(name, policy, loads, shape, limits, device, work, rates, options.steps)
-        if options.json:
-            write_json(options.json, {**report, "rows": add_ratios(rows)})
-    print(table(add_ratios(rows)))
+    for engine in engines:
+        for row in bench_engine(*engine, limits_of(cases, device), options, rates):
+            found.add(row)
+            found.write(rows=add_ratios(found.rows))
+    print(found.table(add_ratios(found.rows)))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

@@ -14,7 +14,6 @@ with. At the end: the same on more text by kind, and the share of the cut's dama
 import argparse
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +37,9 @@ from kvforge.tokenization.chat_template import ChatTemplate
 from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_prepared, synchronize
 from perf.gpu.student_files import PLACE, WEIGHTS, Files
 from perf.gpu.student_tiny import tiny_files
-from perf.harness.command import positive_float, run_main
+from perf.harness.command import run_main
 from perf.harness.files import append, read_json, read_lines, write_json
+from perf.harness.options import option, positive_float
 from perf.real_model.closeness import means
 from perf.real_model.outputs import closeness, sums_of
 from perf.real_model.sampled import as_transformers, draw_answers
@@ -269,10 +269,12 @@ def recovered(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "student", "texts")
-    parser.add_argument("--seconds", type=positive_float, default=520.0, help="for all of it (default %(default)g)")
     told = "for the model's own answers (default %(default)g)"
-    parser.add_argument("--answer-seconds", type=positive_float, default=120.0, help=told)
+    parser = gpu_parser(
+        __doc__, "student", "texts",
+        option("--seconds", type=positive_float, default=520.0, help="for all of it (default %(default)g)"),
+        option("--answer-seconds", type=positive_float, default=120.0, help=told),
+    )  # fmt: skip
     return parse_prepared(parser, arguments, "smollm2", f"copy model, texts and prompts from {PLACE.name}; no GPU")
 
 
@@ -291,4 +293,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

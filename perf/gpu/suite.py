@@ -17,6 +17,7 @@ from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_ch
 from perf.harness.command import run_main
 from perf.harness.engines import ROOT
 from perf.harness.files import write_json
+from perf.harness.options import option
 
 OUTCOMES = ("failure", "error", "skipped")
 
@@ -32,9 +33,8 @@ def read_outcomes(file: Path) -> dict[str, list[str]]:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "suite", "list of tests", work=False)
-    parser.add_argument("tests", nargs="*", default=["tests/gpu"], help="files (default: tests/gpu)")
-    return parse_checked(parser, arguments)
+    files = option("tests", nargs="*", default=["tests/gpu"], help="files (default: tests/gpu)")
+    return parse_checked(gpu_parser(__doc__, "suite", "list of tests", files, has_work=False), arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,4 +59,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

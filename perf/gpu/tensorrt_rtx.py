@@ -10,7 +10,6 @@ refused is an answer: the program fails only where nothing could be asked.
 
 import argparse
 import dataclasses
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -142,7 +141,7 @@ def told(row: dict[str, Any]) -> str:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "tensorrt_rtx", "inputs", work=False)
+    parser = gpu_parser(__doc__, "tensorrt_rtx", "inputs", has_work=False)
     return parse_prepared(parser, arguments, "plans", "write what the other form needs; no GPU")
 
 
@@ -164,4 +163,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

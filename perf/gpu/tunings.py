@@ -28,11 +28,12 @@ from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
 from perf.gpu.attention import DTYPES, HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Case, Tensors
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_prepared
+from perf.gpu.machine import Kept, gpu_parser, machine_rates, parse_prepared
 from perf.gpu.timing import best_seconds
-from perf.harness.command import positive, run_main
+from perf.harness.command import run_main
 from perf.harness.files import read_json, write_json
-from perf.harness.tables import Column, text_table
+from perf.harness.options import number
+from perf.harness.tables import text_table
 from plugins.cuda_driver import DriverRunner, LoadedKernel, spec_key
 from plugins.errors import PluginError
 from plugins.paged_attention import cuda as kernels
@@ -207,10 +208,8 @@ def rows_of(kind: str, case: Case, prepared: Prepared, start: Start, device: str
         if refused := [entry["refused"] for entry in told if "refused" in entry]:
             row["refused"] = refused[0]
             continue
-        row |= {
-            "registers": [entry["registers"] for entry in told],
-            "spilled": [entry["spilled_bytes"] for entry in told],
-        }
+        row["registers"] = [entry["registers"] for entry in told]
+        row["spilled"] = [entry["spilled_bytes"] for entry in told]
 
         def work(tuning: Tuning = tuning) -> Tensor:
             return kernels.launch(*tensors.arguments, tuning=tuning)
@@ -224,14 +223,11 @@ def rows_of(kind: str, case: Case, prepared: Prepared, start: Start, device: str
 
 
 COLUMNS = (
-    Column("case", "case", "<22"),
-    Column("variant", "variant", "<42"),
-    Column("ms", "seconds", ">9.4f", 1e3),
-    Column("of default", "of_default", ">10.2f"),
-    Column("share", "share_of_floor", ">6.2f"),
-    Column("registers", lambda row: "/".join(map(str, row.get("registers", []))), ">10"),
-    Column("spilled", lambda row: "/".join(map(str, row.get("spilled", []))), ">9"),
-)
+    ("case", "case", "<22"), ("variant", "variant", "<42"), ("ms", "seconds", ">9.4f", 1e3),
+    ("of default", "of_default", ">10.2f"), ("share", "share_of_floor", ">6.2f"),
+    *((name, lambda row, name=name: "/".join(map(str, row.get(name, []))), f">{width}")
+      for name, width in (("registers", 10), ("spilled", 9))),
+)  # fmt: skip
 
 
 def judged(rows: list[dict[str, Any]], case: Case, rates: dict[str, float]) -> list[dict[str, Any]]:
@@ -252,25 +248,18 @@ def measure(options: argparse.Namespace, folder: Path, arguments: list[str] | No
     device, prepared = options.device, Prepared(folder)
     start: Start = prepared.interpret if device == "cpu" else DriverRunner(CAPABILITY, prepared.load)
     rates = machine_rates(device)
-    report = {
-        **begin_gpu_report("perf.gpu.tunings", arguments),
-        "machine": f"{device_name(device)}, torch {torch.__version__}",
-        "rates": rates,
-    }
-    rows: list[dict[str, Any]] = []
+    kept = Kept("perf.gpu.tunings", arguments, options, rates=rates)
     for kind, cases in (TINY_CASES if options.tiny else CASES).items():
         for case in cases:
             found = judged(rows_of(kind, case, prepared, start, device, options.tiny), case, rates)
-            rows += found
             print(text_table(COLUMNS, found[:6]), flush=True)
-            if options.json:
-                write_json(options.json, {**report, "rows": rows})
+            kept.write(rows=[*kept.report.get("rows", []), *found])
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = gpu_parser(__doc__, "tunings", "cases", work=False)
-    parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilations at a time")
+    jobs = number("--jobs", len(os.sched_getaffinity(0)), "compilations at a time")
+    parser = gpu_parser(__doc__, "tunings", "cases", jobs, has_work=False)
     return parse_prepared(parser, arguments, "kernels", "compile the kernels into a folder; no GPU")
 
 
@@ -295,4 +284,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

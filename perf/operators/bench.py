@@ -19,30 +19,18 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import plugins
 from perf.harness.command import make_parser
+from perf.harness.options import flag, option, place
 from perf.harness.rates import gemm_rate
 from plugins.benchmark import KV_DTYPES, Benchmark
 from plugins.registry import modules
 
-COLUMNS = (
-    "operator",
-    "case",
-    "kvforge_ms",
-    "sdpa_ms",
-    "attention_ms",
-    "linear_ms",
-    "reference_ms",
-    "floor_ms",
-    "floor_share",
-)
-
-
+COLUMNS = ("kvforge_ms", "sdpa_ms", "attention_ms", "linear_ms", "reference_ms", "floor_ms", "floor_share")
 _clock: Callable[[], float] = time.perf_counter
 
 
@@ -82,23 +70,19 @@ def measure(operator: str, benchmark: Benchmark, rates: dict[str, float], second
     }
 
 
+WORDS = ", ".join(sorted({word for _, m in modules("bench") for word, _ in m.benchmarks(["same"])}))
+PARSER = make_parser(
+    __doc__, place("--json", "also write the results to this file"),
+    option("--seconds", type=float, default=1.0, help="time for each measurement"),
+    option("--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"),
+    option("--only", nargs="+", default=[], help=WORDS), option("--threads", type=int, default=torch.get_num_threads()),
+    option("--note", default="", help="kept with the results, e.g. what else ran"),
+    flag("--cpu-time", "measure CPU time, of one thread"),
+)  # fmt: skip
+
+
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
-    parser.add_argument(
-        "--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        help=", ".join(sorted({word for _, m in modules("bench") for word, _ in m.benchmarks(["same"])})),
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
-    options = parser.parse_args()
+    options = PARSER.parse_args()
     if options.cpu_time:
         global _clock
         _clock, options.threads = time.thread_time, 1
@@ -112,21 +96,17 @@ def main() -> int:
         for word, make in module.benchmarks(options.kv_dtype):
             if not options.only or any(part in word for part in options.only):
                 results.append(measure(name, make(), rates, options.seconds))
-    print("  ".join(f"{name:>12}" for name in COLUMNS[2:]), " case")
+    print("  ".join(f"{name:>12}" for name in COLUMNS), " case")
     for result in results:
-        cells = (f"{result[name]:12.3f}" if name in result else " " * 12 for name in COLUMNS[2:])
+        cells = (f"{result[name]:12.3f}" if name in result else " " * 12 for name in COLUMNS)
         print("  ".join(cells), "", result["operator"], result["case"])
     print(", ".join(f"{name} {value:.1f}" for name, value in rates.items()))
     if options.json:
+        machine = {"arch": platform.machine(), "threads": options.threads}
         report = {
             "command": shlex.join(["python", "-m", "perf.operators.bench", *sys.argv[1:]]),
             "note": options.note,
-            "machine": {
-                "arch": platform.machine(),
-                "threads": options.threads,
-                "clock": _clock.__name__,
-                "torch": torch.__version__,
-            },
+            "machine": machine | {"clock": _clock.__name__, "torch": torch.__version__},
             "load_average": [before, os.getloadavg()[0]],
             "rates": rates,
             "results": results,
@@ -137,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ many as fill --megabytes. With --cpu-time it is CPU time of one thread, for a ma
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +18,7 @@ from torch import Tensor
 
 import plugins
 from kvforge.runtime.sessions.huge_pages import allocate_together
-from perf.harness.command import (
-    Report,
-    add_report,
-    begin_dated_report,
-    make_parser,
-    positive,
-    positive_float,
-    run_program,
-)
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, flag, number, option, output, positive_float
 from plugins.benchmark import KV_DTYPES, PAGE_SIZE, caches
 from plugins.grouped_attention import grouped_attention
 from plugins.paged_attention import paged_attention
@@ -136,50 +126,31 @@ def measure(args: argparse.Namespace) -> Report:
         | {"floor_ms": num_bytes / rate / 1e6, "times_as_fast": min(found[BASELINE]) / min(found[name])}
         for name, (_, num_bytes) in steps.items()
     ]
-    shape = {name: getattr(args, name) for name in ("sequences", "length", "heads", "kv_heads", "head_dim", "turns")}
-    return {**begin_dated_report("perf.operators.decode_cache"), **shape, "read_gb_per_s": rate, "rows": rows}
+    return {"read_gb_per_s": rate, "rows": rows}
 
 
-def table(report: Report) -> str:
-    """Return the table with its explanation."""
-    head = ["cache", "MB read", "ms", "GB/s", "floor ms", "times as fast as bfloat16"]
-    lines = [
-        [
-            row["format"],
-            *(
-                f"{value:.{digits}f}"
-                for value, digits in ((row["bytes"] / 1e6, 1), (row["ms"], 3), (row["gb_per_s"], 1))
-            ),
-            *(f"{row['floor_ms']:.3f}", f"{row['times_as_fast']:.2f}"),
-        ]
-        for row in report["rows"]
-    ]
-    heads = f"{report['heads']} heads and {report['kv_heads']} KV heads of {report['head_dim']}"
-    told = (
-        f"Attention of one layer, {report['sequences']} sequences of {report['length']} tokens, {heads}. Best of "
-        f"{report['turns']} turns. The floor is what is read, scales and groups included, at the rate of a plain read, "
-        f"{report['read_gb_per_s']:.1f} GB/s. {report['machine']}, {report['date']}."
-    )
-    parts = ["# Attention over caches of every format", f"`{report['command']}`", told, markdown_table(head, lines)]
-    return "\n\n".join(parts) + "\n"
-
-
-def main() -> int:
-    """Measure and report."""
-    parser = make_parser(__doc__)
-    for name, default in (("sequences", 8), ("length", 8192), ("heads", 16), ("kv-heads", 4), ("head-dim", 64)):
-        parser.add_argument(f"--{name}", type=positive, default=default, help="(default %(default)s)")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
-    parser.add_argument("--megabytes", type=positive, default=150, help="of pools of a format (default %(default)s)")
-    parser.add_argument("--turns", type=positive, default=5, help="(default %(default)s)")
-    parser.add_argument(
-        "--seconds", type=positive_float, default=0.5, help="of a format in a turn (default %(default)s)"
-    )
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+SIZES = (("sequences", 8), ("length", 8192), ("heads", 16), ("kv-heads", 4), ("head-dim", 64))
+EXPERIMENT = Experiment(
+    "perf.operators.decode_cache", __doc__,
+    options=(
+        *(number(f"--{name}", default, "(default %(default)s)") for name, default in SIZES),
+        number("--threads", torch.get_num_threads()),
+        number("--megabytes", 150, "of pools of a format (default %(default)s)"),
+        number("--turns", 5, "(default %(default)s)"),
+        option("--seconds", type=positive_float, default=0.5, help="of a format in a turn (default %(default)s)"),
+        flag("--cpu-time", "measure CPU time, of one thread"), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, settings=("sequences", "length", "heads", "kv_heads", "head_dim", "turns"), is_dated=True,
+    title="Attention over caches of every format",
+    notes="Attention of one layer, {sequences} sequences of {length} tokens, {heads} heads and {kv_heads} KV heads of "
+    "{head_dim}. Best of {turns} turns. The floor is what is read, scales and groups included, at the rate of a plain "
+    "read, {read_gb_per_s:.1f} GB/s.",
+    columns=(
+        ("cache", "format"), ("MB read", "bytes", ".1f", 1e-6), ("ms", "ms", ".3f"), ("GB/s", "gb_per_s", ".1f"),
+        ("floor ms", "floor_ms", ".3f"), ("times as fast as bfloat16", "times_as_fast", ".2f"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -18,7 +18,6 @@ the random one: systems without a cut, workloads that its positions hold, and ll
 
 import argparse
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +31,10 @@ from kvforge.common.figures import check_figure, save_figure
 from kvforge.manifest import Manifest, load_manifest
 from perf.engine.floors import decode_work, measure_rates, prefill_work
 from perf.harness import files
-from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, positive, run_main
-from perf.harness.engines import WORKLOADS
+from perf.harness.command import begin_report, make_parser, run_main
 from perf.harness.files import append, read_lines, run_cells
+from perf.harness.options import CHOSEN_WORKLOADS, RESUME, REUSE, flag, number, option, output, place, work
+from perf.harness.rounds import turned
 from perf.peers.client import Worker
 from perf.peers.phases import PhaseTimes
 from perf.peers.report import make_report
@@ -53,6 +53,7 @@ from perf.peers.systems import (
 )
 from perf.peers.tables import check_table, markdown, plot, workload_table
 
+NAMES = [*EVERY_VARIANT, *PEERS]
 Key = tuple[int, str, str]
 """Round, workload, system."""
 
@@ -71,11 +72,10 @@ def plan_runs(
 
 
 def _round(index: int, workloads: list[str], systems: list[str], most: dict[str, int]) -> list[Key]:
-    turned = systems[index % len(systems) :] + systems[: index % len(systems)]
     return [
         (index, workload, system)
         for workload in workloads
-        for system in turned
+        for system in turned(systems, index)
         if index < most.get(system, index + 1) and (system not in KV_VARIANTS or workload in KV_WORKLOADS)
     ]
 
@@ -131,33 +131,31 @@ def write_report(lines: list[dict[str, Any]], workloads: list[Workload], output:
     return report
 
 
+PARSER = make_parser(
+    __doc__, work(WORK, "engines and models, kept"),
+    place("--peers-python", "python of the peers' environment (default: no peers)"),
+    place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
+    place("--llama-python", "python of llama.cpp's environment (default: without it)"),
+    place("--checkpoint", "a model in place of the random one"),
+    place("--llama-source", "llama.cpp's sources, for convert_hf_to_gguf.py in them"),
+    number("--rounds", 5, "rounds that this call makes (default 5)"), RESUME, CHOSEN_WORKLOADS,
+    option("--systems", nargs="+", choices=NAMES, metavar="NAME", help=f"of {'; '.join(NAMES)}"),
+    option(
+        "--most", nargs="+", default=["transformers=2"], metavar="SYSTEM=ROUNDS", help="fewer rounds for slow systems",
+    ),
+    output("OUTPUT.jsonl, .json, .md and .svg", "peers-cpu", as_json=False),
+    flag("--build-only", "make engines and peers' models, run nothing"), REUSE,
+    flag("--report", "make the report from the lines there are"),
+)  # fmt: skip
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = make_parser(__doc__)
-    add_work(parser, WORK, "engines and models, kept")
-    parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
-    parser.add_argument("--vllm-python", type=Path, help="python of vLLM's environment (default: without vLLM)")
-    parser.add_argument("--llama-python", type=Path, help="python of llama.cpp's environment (default: without it)")
-    parser.add_argument("--checkpoint", type=Path, help="a model in place of the random one")
-    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, for convert_hf_to_gguf.py in them")
-    parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
-    add_resume(parser)
-    parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
-    parser.add_argument("--workloads", type=Path, default=WORKLOADS)
-    names = [*EVERY_VARIANT, *PEERS]
-    parser.add_argument("--systems", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")
-    parser.add_argument(
-        "--most", nargs="+", default=["transformers=2"], metavar="SYSTEM=ROUNDS", help="fewer rounds for slow systems"
-    )
-    add_report(parser, "OUTPUT.jsonl, .json, .md and .svg", "peers-cpu", as_json=False)
-    parser.add_argument("--build-only", action="store_true", help="make engines and peers' models, run nothing")
-    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
-    parser.add_argument("--report", action="store_true", help="make the report from the lines there are")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse_args(arguments)
     try:
         options.most = {name: int(count) for name, count in (entry.rsplit("=", 1) for entry in options.most)}
     except ValueError:
-        parser.error("--most takes SYSTEM=ROUNDS, as transformers=2")
+        PARSER.error("--most takes SYSTEM=ROUNDS, as transformers=2")
     return options
 
 
@@ -167,9 +165,8 @@ def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
     for name in ("peers_python", "vllm_python", "llama_python"):
         python = getattr(options, name)
         if python and shutil.which(python) is None:
-            raise KvforgeError(
-                f"--{name.replace('_', '-')} {python} is not a program; give the python of the peers' environment."
-            )
+            told = f"--{name.replace('_', '-')} {python} is not a program"
+            raise KvforgeError(f"{told}; give the python of the peers' environment.")
     given = {name: own.get(name, options.peers_python) for name in PEERS}
     return {name: python for name, python in given.items() if python}
 
@@ -185,14 +182,13 @@ def is_of(name: str, checkpoint: Path | None) -> bool:
 
 def chosen_systems(options: argparse.Namespace, pythons: dict[str, Path]) -> list[str]:
     """Return the systems to run; raises KvforgeError where there are none."""
-    wanted = options.systems or [*EVERY_VARIANT, *PEERS]
+    wanted = options.systems or NAMES
     names = [name for name in wanted if name in pythons or name not in PEERS]
     if options.systems is None:
         names = [name for name in names if is_of(name, options.checkpoint)]
     if not names:
-        raise KvforgeError(
-            "these systems need --peers-python, --vllm-python or --llama-python; give the python of their environment."
-        )
+        told = "these systems need --peers-python, --vllm-python or --llama-python"
+        raise KvforgeError(f"{told}; give the python of their environment.")
     return names
 
 
@@ -217,10 +213,9 @@ def main(arguments: list[str] | None = None) -> None:
         lines = read_lines(file)
         if lines and not (options.append or options.build_only):
             raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
-        work, longest = place_and_length(options, everything, chosen)
-        commands = prepare_commands(
-            work, names, longest, pythons, options.reuse, options.llama_source, options.checkpoint
-        )
+        folder, longest = place_and_length(options, everything, chosen)
+        more = (options.reuse, options.llama_source, options.checkpoint)
+        commands = prepare_commands(folder, names, longest, pythons, *more)
         if options.build_only:
             return
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)
@@ -237,4 +232,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

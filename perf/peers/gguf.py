@@ -8,11 +8,12 @@ Tensors are those of the file that llama.cpp's quantizer makes of it in float32.
 Greedy tokens are compared to the first difference, and there the gap between this side's two best logits is shown.
 """
 
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from kvforge.checkpoint.model import check_weights, open_model, read_model_confi
 from kvforge.common.errors import CheckpointError, KvforgeError
 from model_defs.reference import reference_logits
 from model_defs.weights import weight_specs
-from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.engines import ROOT
+from perf.harness.experiment import Experiment, flag, number, output, place, seed
 from perf.peers.odd_texts import odd_texts
 
 PROMPTS = (
@@ -51,34 +52,32 @@ def asked_of_llama(python: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def compare(
-    file: Path,
-    python: Path,
-    num_texts: int,
-    seed: int,
-    with_tensors: bool,
-    with_logits: bool,
-    output_tokens: int,
-) -> dict[str, Any]:
+def compare(file: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the row of one file."""
     header = read_header(file)
     vocabulary = read_vocabulary(header)
     tokenizer = make_tokenizer(header, vocabulary, _keeps_space_after(header))
     kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
     special = [text for text, kind in kinds if kind in (CONTROL, USER_DEFINED)]
-    texts = odd_texts(num_texts, seed, special)
-    prompts = [tokenizer.encode(text).ids for text in PROMPTS] if with_logits else []
-    asked = {"file": str(file), "texts": texts, "prompts": prompts, "greedy": prompts, "output_tokens": output_tokens}
+    texts = odd_texts(args.num_texts, args.seed, special)
+    prompts = [tokenizer.encode(text).ids for text in PROMPTS] if args.logits else []
+    asked = {
+        "file": str(file),
+        "texts": texts,
+        "prompts": prompts,
+        "greedy": prompts,
+        "output_tokens": args.output_tokens,
+    }
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "float32.gguf"
-        theirs = asked_of_llama(python, {**asked, "as_float32": str(copy) if with_tensors else ""})
-        tensors = _tensors(header, copy) if with_tensors else {}
+        theirs = asked_of_llama(args.llama_python, {**asked, "as_float32": str(copy) if args.tensors else ""})
+        tensors = _tensors(header, copy) if args.tensors else {}
     ours = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     different = [index for index, ids in enumerate(ours) if ids != theirs["texts"][index]]
     row: dict[str, Any] = {"file": file.name, "texts": len(texts), "different_texts": len(different)}
     row["examples"] = [_example(vocabulary.tokens, texts[i], ours[i], theirs["texts"][i]) for i in different[:SHOWN]]
     row["different_and_composed"] = sum(unicodedata.is_normalized("NFC", texts[index]) for index in different)
-    return row | tensors | (_logits(file, prompts, theirs) if with_logits else {})
+    return row | tensors | (_logits(file, prompts, theirs) if args.logits else {})
 
 
 def _tensors(header: Header, copy: Path) -> dict[str, Any]:
@@ -148,44 +147,32 @@ def _first_difference(logits: torch.Tensor, given: list[int]) -> tuple[int, floa
     return len(given), None
 
 
-def as_markdown(report: dict[str, Any]) -> str:
-    titles = ("file", "texts", "with other tokens", "of them in NFC", "tensors", "other tensors")
-    titles += ("KL", "largest difference of a logit")
-    titles += ("same best", "greedy texts as llama.cpp")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for row in report["rows"]:
-        numbers, greedy = row.get("logits"), row.get("greedy")
-        cells = ["", "", "", ""]
-        if numbers and greedy:
-            cells = [f"{numbers['mean_kl']:.2e}", f"{numbers['largest_difference']:.3f}"]
-            cells += [f"{numbers['same_best']:.1%}", f"{greedy['whole']} of {greedy['texts']}"]
-        counts = [row["texts"], row["different_texts"], row["different_and_composed"]]
-        counts += [row.get("tensors", ""), row.get("different_tensors", "")]
-        lines.append(f"| `{row['file']}` | {' | '.join([*map(str, counts), *cells])} |")
-    return "\n".join(lines) + "\n"
+def _logit(name: str, form: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format(row["logits"][name], form) if "logits" in row else ""
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--llama-python", type=Path, required=True, help="an interpreter with llama-cpp-python")
-    parser.add_argument("--num-texts", type=positive, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tensors", action="store_true", help="also every tensor, dequantized by either")
-    parser.add_argument("--logits", action="store_true", help="also logits and greedy tokens of eight prompts")
-    parser.add_argument("--output-tokens", type=positive, default=32)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-
-    def make() -> dict[str, Any]:
-        rows = [
-            compare(file, args.llama_python, args.num_texts, args.seed, args.tensors, args.logits, args.output_tokens)
-            for file in args.files
-        ]
-        return {**begin_dated_report("perf.peers.gguf"), "rows": rows}
-
-    return run_program(args, make, as_markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.peers.gguf", __doc__,
+    options=(
+        place("files", nargs="+", metavar="FILE"),
+        place("--llama-python", "an interpreter with llama-cpp-python", required=True), number("--num-texts", 5000),
+        seed(), flag("--tensors", "also every tensor, dequantized by either"),
+        flag("--logits", "also logits and greedy tokens of eight prompts"), number("--output-tokens", 32),
+        output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=lambda args: [compare(file, args) for file in args.files], is_dated=True,
+    columns=(
+        ("file", "file", "`{}`"), ("texts", "texts"), ("with other tokens", "different_texts"),
+        ("of them in NFC", "different_and_composed"), ("tensors", "tensors"), ("other tensors", "different_tensors"),
+        ("KL", _logit("mean_kl", ".2e")), ("largest difference of a logit", _logit("largest_difference", ".3f")),
+        ("same best", _logit("same_best", ".1%")),
+        (
+            "greedy texts as llama.cpp",
+            lambda row: "{whole} of {texts}".format_map(row["greedy"]) if "greedy" in row else "",
+        ),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

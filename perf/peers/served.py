@@ -24,22 +24,33 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvforge.bench.load import Level, Load
 from kvforge.bench.workload import load_workloads
 from kvforge.common.errors import KvforgeError
-from kvforge.common.figures import check_figure, new_figure, save_figure
+from kvforge.common.figures import check_figure
 from kvforge.remote.server import RemoteServer
 from perf.harness import files
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_main
+from perf.harness.command import begin_report, make_parser, run_main
 from perf.harness.engines import ROOT, WORKLOADS
+from perf.harness.experiment import (
+    REUSE,
+    Row,
+    columns_table,
+    flag,
+    lengths,
+    number,
+    numbers,
+    option,
+    output,
+    place,
+    told,
+    work,
+)
 from perf.harness.files import append, read_lines
-from perf.harness.tables import Row, markdown_table
+from perf.harness.plots import panels
+from perf.harness.rounds import medians, turned
 from perf.peers.systems import EVERY_VARIANT, NO_CUT, VLLM, WORK, prepare_commands
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 START_TIMEOUT_S = 600.0
 STEP_TOKENS = 2048
@@ -104,10 +115,10 @@ def run_level(url: str, model: str, concurrency: int, requests: int, lengths: tu
     found = asyncio.run(ask())
     if found["failed"] or found["short"]:
         raise KvforgeError(f"{url} failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}")
+    times = {"ttft_s": found["median_ttft_ms"] / 1e3, "tpot_s": found["median_tpot_ms"] / 1e3}
     return {
         "combined_tok_s": found["total_token_throughput"],
-        "ttft_s": found["median_ttft_ms"] / 1e3,
-        "tpot_s": found["median_tpot_ms"] / 1e3,
+        **times,
         "requests": requests,
         "total_s": found["duration"],
     }
@@ -118,8 +129,7 @@ def measure(args: argparse.Namespace, commands: dict[str, list[str]], file: Path
     rounds = [line["round"] for line in read_lines(file) if "round" in line]
     lengths, names = (args.input_tokens, args.output_tokens), list(commands)
     for index in range(max(rounds, default=-1) + 1, max(rounds, default=-1) + 1 + args.rounds):
-        turned = names[index % len(names) :] + names[: index % len(names)]
-        for name in turned:
+        for name in turned(names, index):
             with serving(name, commands[name], args.work / "served.log") as (url, model):
                 run_level(url, model, 2, 4, lengths, seed=10**6)
                 for concurrency in args.concurrency:
@@ -138,7 +148,7 @@ def make_report(lines: list[Row]) -> Row:
     for name, level in dict.fromkeys((run["system"], run["concurrency"]) for run in runs):
         own = [run for run in runs if (run["system"], run["concurrency"]) == (name, level)]
         row: Row = {"system": name, "concurrency": level, "rounds": len({run["round"] for run in own})}
-        row |= {key: statistics.median(run[key] for run in own) for key in ("combined_tok_s", "ttft_s", "tpot_s")}
+        row |= medians([{key: run[key] for key in ("combined_tok_s", "ttft_s", "tpot_s")} for run in own])
         pairs = [(run, theirs[run["round"], level]) for run in own if (run["round"], level) in theirs]
         if pairs:
             row["times_vllm"] = statistics.median(a["combined_tok_s"] / b["combined_tok_s"] for a, b in pairs)
@@ -148,62 +158,49 @@ def make_report(lines: list[Row]) -> Row:
     return {"command": told["command"], "machine": told["machine"], "rows": rows}
 
 
+COLUMNS = (
+    ("at a time", "concurrency"), ("system", "system"), ("rounds", "rounds"), ("tok/s", "combined_tok_s", ".0f"),
+    ("× vLLM", "times_vllm", ".2f"), ("TTFT s", "ttft_s", ".2f"), ("of vLLM's", "ttft_of_vllm", ".2f"),
+    ("ms a token", "tpot_s", ".1f", 1e3),
+)  # fmt: skip
+
+
 def markdown(report: Row) -> str:
     """The table and what it shows."""
-    head = ["at a time", "system", "rounds", "tok/s", "× vLLM", "TTFT s", "of vLLM's", "ms a token"]
-    cells = [
-        [
-            *(row["concurrency"], row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}"),
-            f"{row['times_vllm']:.2f}" if "times_vllm" in row else "",
-            *(f"{row['ttft_s']:.2f}", f"{row['ttft_of_vllm']:.2f}" if "ttft_of_vllm" in row else ""),
-            f"{1e3 * row['tpot_s']:.1f}",
-        ]
-        for row in report["rows"]
-    ]
-    return (
-        "# Served side by side\n\n"
-        f"`{report['command']}`, {report['machine']}.\n\n"
+    notes = (
         "Prompt and output tokens per second, streamed over HTTP by one client on the same cores; medians over the "
-        "rounds, ratios within a round.\n\n" + markdown_table(head, cells)
+        "rounds, ratios within a round."
     )
+    return "\n\n".join(["# Served side by side", told(report), notes, columns_table(COLUMNS, report["rows"])])
 
 
-def plot(report: Row) -> "Figure":
+def plot(report: Row, path: Path) -> None:
     """Throughput and time to first token over the load."""
-    figure = new_figure(10, 4)
-    panels = figure.subplots(1, 2)
-    for name in dict.fromkeys(row["system"] for row in report["rows"]):
-        rows = [row for row in report["rows"] if row["system"] == name]
-        levels = [row["concurrency"] for row in rows]
-        panels[0].plot(levels, [row["combined_tok_s"] for row in rows], marker="o", label=name)
-        panels[1].plot(levels, [row["ttft_s"] for row in rows], marker="o", label=name)
-    for panel, title in zip(panels, ("prompt + output tokens per second", "time to first token, s"), strict=True):
-        panel.set(xlabel="requests at a time", ylabel=title, xscale="log", yscale="log")
-        panel.grid(alpha=0.3, which="both")
-    panels[0].legend(fontsize=7)
-    return figure
+    with panels(path, 10, 4, 2, legend=0, which="both") as both:
+        for name in dict.fromkeys(row["system"] for row in report["rows"]):
+            rows = [row for row in report["rows"] if row["system"] == name]
+            for panel, key in zip(both, ("combined_tok_s", "ttft_s"), strict=True):
+                panel.plot([row["concurrency"] for row in rows], [row[key] for row in rows], marker="o", label=name)
+        for panel, title in zip(both, ("prompt + output tokens per second", "time to first token, s"), strict=True):
+            panel.set(xlabel="requests at a time", ylabel=title, xscale="log", yscale="log")
+        both[0].legend(fontsize=7)
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    add_work(parser, WORK, "engines and models, kept")
-    add_lengths(parser, 512, 64)
-    parser.add_argument("--vllm-python", type=Path, help="python of vLLM's environment (default: without vLLM)")
-    parser.add_argument("--rounds", type=positive, default=3, help="rounds that this call adds (default 3)")
-    parser.add_argument("--systems", nargs="+", choices=EVERY_VARIANT, default=[NO_CUT, "cut 8, 4-way"], metavar="NAME")
-    parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--min-requests", type=positive, default=4, help="of a level (default 4)")
-    parser.add_argument("--waves", type=positive, default=2, help="requests per concurrency (default 2)")
-    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
-    parser.add_argument("--report", action="store_true", help="make the report from the lines there are")
-    add_report(parser, "OUTPUT.jsonl, .json, .md and .svg", ROOT / "perf" / "results" / "served-peers", as_json=False)
-    return parser.parse_args(arguments)
+PARSER = make_parser(
+    __doc__, work(WORK, "engines and models, kept"), lengths(512, 64),
+    place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
+    number("--rounds", 3, "rounds that this call adds (default 3)"),
+    option("--systems", nargs="+", choices=EVERY_VARIANT, default=[NO_CUT, "cut 8, 4-way"], metavar="NAME"),
+    numbers("--concurrency", [1, 4, 16, 64]), number("--min-requests", 4, "of a level (default 4)"),
+    number("--waves", 2, "requests per concurrency (default 2)"), REUSE,
+    flag("--report", "make the report from the lines there are"),
+    output("OUTPUT.jsonl, .json, .md and .svg", ROOT / "perf" / "results" / "served-peers", as_json=False),
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare, measure, report."""
-    args = parse_arguments(arguments)
+    args = PARSER.parse_args(arguments)
     file = args.output.with_suffix(".jsonl")
     check_figure(args.output.with_suffix(".svg"))
     if not args.report:
@@ -216,9 +213,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not report["rows"]:
         raise KvforgeError(f"{file} has no runs; run without --report first.")
     files.write_report(args.output, report, markdown(report))
-    save_figure(plot(report), args.output.with_suffix(".svg"))
+    plot(report, args.output.with_suffix(".svg"))
     print(markdown(report))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

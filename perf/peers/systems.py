@@ -122,22 +122,14 @@ def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
     if not is_loadable(engine):
         return False
     manifest = load_manifest(engine)
-    return (
-        manifest.max_seq_len == max_seq_len
-        and manifest.weight_dtype == variant.weight_dtype
-        and manifest.kv_dtype == variant.kv_dtype
-    )
+    wanted = (max_seq_len, variant.weight_dtype, variant.kv_dtype)
+    return (manifest.max_seq_len, manifest.weight_dtype, manifest.kv_dtype) == wanted
 
 
 def prepare_commands(
-    work: Path,
-    names: list[str],
-    max_seq_len: int,
-    pythons: dict[str, Path],
-    reuse: bool,
-    llama_source: Path | None = None,
-    given: Path | None = None,
-) -> dict[str, list[str]]:
+    work: Path, names: list[str], max_seq_len: int, pythons: dict[str, Path], reuse: bool,
+    llama_source: Path | None = None, given: Path | None = None,
+) -> dict[str, list[str]]:  # fmt: skip
     """Return the command of each system's worker, with its engine or model made; ``pythons`` are the peers' own,
     ``llama_source`` the directory of llama.cpp's sources, ``given`` the checkpoint in place of random ones."""
     commands = {}

@@ -1,9 +1,10 @@
 """The comparison's report as Markdown and as a figure."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvforge.common.figures import new_figure
-from perf.harness.tables import Row, markdown_table
+from perf.harness.tables import Row, columns_table
 from perf.peers.systems import (
     EVERY_VARIANT,
     INT4_VARIANTS,
@@ -49,31 +50,37 @@ def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
     compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM)
     peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in compared}
-    lines = []
-    for row in rows:
-        ratios = [f"{row['combined_tok_s'] / rate:.2f}" for rate in peers.values()]
-        cells = [row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}", *ratios, f"{row['ttft_s']:.2f}"]
-        cells += _phase(row, "prefill", 1.0, 2) + _phase(row, "decode", 1e3 / max(row["decode_steps"], 1), 1)
-        lines.append(cells)
-    head = ["system", "rounds", "tok/s", *(f"× {name}" for name in peers), "TTFT s", "prefill s (floor)", ""]
-    return markdown_table([*head, "decode ms/step (floor)", ""], lines)
+
+    def phase(name: str, digits: int, unit: Callable[[Row], float]) -> Callable[[Row], str]:
+        def shown(row: Row) -> str:
+            floor = row.get(f"{name}_floor_s")
+            time = f"{row[f'{name}_s'] * unit(row):.{digits}f}"
+            return time if floor is None else f"{time} ({floor * unit(row):.{digits}f})"
+
+        return shown
+
+    columns = (
+        ("system", "system"), ("rounds", "rounds"), ("tok/s", "combined_tok_s", ".0f"),
+        *((f"× {name}", "combined_tok_s", ".2f", 1 / rate) for name, rate in peers.items()),
+        ("TTFT s", "ttft_s", ".2f"),
+        ("prefill s (floor)", phase("prefill", 2, lambda row: 1.0)), ("", "prefill_share", ".0%"),
+        ("decode ms/step (floor)", phase("decode", 1, lambda row: 1e3 / max(row["decode_steps"], 1))),
+        ("", "decode_share", ".0%"),
+    )  # fmt: skip
+    return columns_table(columns, rows)
 
 
-def _phase(row: Row, phase: str, unit: float, digits: int) -> list[str]:
-    time = f"{row[f'{phase}_s'] * unit:.{digits}f}"
-    if f"{phase}_floor_s" not in row:
-        return [time, ""]
-    return [f"{time} ({row[f'{phase}_floor_s'] * unit:.{digits}f})", f"{row[f'{phase}_share']:.0%}"]
+CHECKS = (
+    ("", "what"), ("workload", "workload"),
+    ("target", lambda check: f"{'≤' if check['at_most'] else '≥'} {check['limit']}"),
+    ("reached (rounds)", lambda check: f"{check['value']:.2f} ({check['rounds']})"),
+    ("", lambda check: "pass" if check["passed"] else "**falls short**"),
+)  # fmt: skip
 
 
 def check_table(checks: list[Row]) -> str:
     """One line per check and workload."""
-    lines = []
-    for check in checks:
-        sign = "≤" if check["at_most"] else "≥"
-        shown, verdict = f"{check['value']:.2f} ({check['rounds']})", "pass" if check["passed"] else "**falls short**"
-        lines.append([check["what"], check["workload"], f"{sign} {check['limit']}", shown, verdict])
-    return markdown_table(["", "workload", "target", "reached (rounds)", ""], lines)
+    return columns_table(CHECKS, checks)
 
 
 def _color(system: str) -> str:

@@ -10,7 +10,7 @@ in a round each has the same prompt, and who goes first changes with the round. 
 import argparse
 import json
 import statistics
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from kvforge.bench.workload import Workload
 from kvforge.vllm_engine.environment import in_interpreter, probe
 from kvforge.vllm_engine.vllm_core import UNCOMPILED
 from model_defs import families
-from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.experiment import Experiment, chosen, number, numbers, option, output, work
 from perf.harness.random_checkpoint import LLAMA_213M
-from perf.harness.tables import markdown_table
+from perf.harness.rounds import turned
 from perf.peers.client import Worker
 from perf.peers.systems import CUT_4WAY, NO_CUT, VARIANTS, WORK, checkpoint_of
 
@@ -57,16 +57,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name in args.systems:
             workers[name] = Worker(name, worker_command(args.work, found.python, name, args.dtype))
         for turn in range(args.rounds):
-            first = turn % len(args.systems)
             for workload in workloads:
-                for name in [*args.systems[first:], *args.systems[:first]]:
+                for name in turned(args.systems, turn):
                     times = workers[name].run(workload, turn)
                     runs[workload.input_tokens][name].append(times["ttft_s"])
     finally:
         for worker in workers.values():
             worker.close()
     rows = [row_of(length, name, by_name) for length, by_name in runs.items() for name in by_name]
-    return {**begin_report("perf.peers.vllm_cut"), "vllm": found.vllm, "dtype": args.dtype, "rows": rows}
+    return {"vllm": found.vllm, "rows": rows}
 
 
 def row_of(length: int, name: str, by_name: dict[str, list[float]]) -> dict[str, Any]:
@@ -87,36 +86,29 @@ def row_of(length: int, name: str, by_name: dict[str, list[float]]) -> dict[str,
     }
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report for a reader."""
-    head = ["prompt tokens", "vLLM with", "seconds", f"of {NO_CUT}", "each round", f"of {EAGER}"]
-    rows = [
-        [
-            row["input_tokens"],
-            row["system"],
-            f"{row['seconds']:.3f}",
-            f"{row['ratio'][NO_CUT]:.3f}" if NO_CUT in row["ratio"] else "",
-            " ".join(f"{ratio:.3f}" for ratio in row["ratios"].get(NO_CUT, [])),
-            f"{row['ratio'][EAGER]:.3f}" if EAGER in row["ratio"] else "",
-        ]
-        for row in report["rows"]
-    ]
-    told = f"`{report['command']}`\n\n{report['machine']}; vLLM {report['vllm']}, {report['dtype']}\n\n"
-    return told + markdown_table(head, rows, "rlrrlr") + "\n"
+def of(name: str) -> Callable[[dict[str, Any]], str]:
+    """Return the value of a column that is the ratio to another system, where there is one."""
+    return lambda row: f"{row['ratio'][name]:.3f}" if name in row["ratio"] else ""
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--vllm-python", required=True, help="python of vLLM's environment")
-    parser.add_argument("--input-tokens", type=positive, nargs="+", default=[512, 2048])
-    parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    add_work(parser, WORK, "checkpoints, kept")
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.peers.vllm_cut", __doc__,
+    options=(
+        option("--vllm-python", required=True, help="python of vLLM's environment"),
+        numbers("--input-tokens", [512, 2048]), number("--rounds", 5),
+        chosen("--systems", list(SYSTEMS), metavar="NAME"),
+        option("--dtype", choices=("float32", "bfloat16"), default="float32"), work(WORK, "checkpoints, kept"),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=measure, settings=("dtype",), notes="vLLM {vllm}, {dtype}.", align="rlrrlr",
+    columns=(
+        ("prompt tokens", "input_tokens"), ("vLLM with", "system"), ("seconds", "seconds", ".3f"),
+        (f"of {NO_CUT}", of(NO_CUT)),
+        ("each round", lambda row: " ".join(f"{ratio:.3f}" for ratio in row["ratios"].get(NO_CUT, []))),
+        (f"of {EAGER}", of(EAGER)),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

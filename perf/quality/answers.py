@@ -55,7 +55,7 @@ class Questions:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Questions":
-        """Return those that the options of ``quality_parser`` ask for."""
+        """Return those that the options of ``asking`` ask for."""
         examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
         return cls(examples, args.length, args.seed, args.work)
 

@@ -9,7 +9,6 @@ OUTPUT.json stay where they are not made again, so that models and formats can b
 """
 
 import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,9 +24,8 @@ from kvforge.evaluation.bootstrap import bootstrap_interval
 from model_defs import ModelConfig
 from model_defs.reference import Attend, attend, reference_logits
 from model_defs.rope import apply_rope, rope_tables
-from perf.harness.command import add_report, begin_report, make_parser, positive, run_program
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR
-from perf.harness.files import merge_rows, read_json
+from perf.harness.experiment import Experiment, Report, number, option, output
 from perf.quality.cache_codecs import Codec
 from perf.quality.cache_formats_report import LLAMA_DIM, LLAMA_HEADS, LLAMA_OWNERS, markdown, plot
 from perf.quality.cache_table import FORMATS, CacheFormat
@@ -148,55 +146,40 @@ def compare(name: str, formats: list[str], num_documents: int, length: int) -> l
     rows = []
     for each in formats:
         made, (kl_sums, same) = FORMATS[each], zip(*sums[each], strict=True)
-        bits_at_8b = made.bits_per_number(LLAMA_HEADS, LLAMA_DIM)
-        rows.append(
-            {
-                "model": name,
-                "format": each,
-                "bits_per_number": bits_at_8b,
-                "llama_bytes_per_token": {
-                    cut: round(2 * owners * LLAMA_HEADS * LLAMA_DIM * bits_at_8b / 8)
-                    for cut, owners in LLAMA_OWNERS.items()
-                },
-                "bits_per_number_here": made.bits_per_number(heads, dim),
-                "residual": made.residual,
-                "num_tokens": sum(counts),
-                "kl": asdict(bootstrap_interval(kl_sums, counts)),
-                "agreement": asdict(bootstrap_interval(same, counts)),
-            }
-        )
+        bits = made.bits_per_number(LLAMA_HEADS, LLAMA_DIM)
+        token_bytes = {
+            cut: round(2 * owners * LLAMA_HEADS * LLAMA_DIM * bits / 8) for cut, owners in LLAMA_OWNERS.items()
+        }
+        row = {"model": name, "format": each, "bits_per_number": bits, "llama_bytes_per_token": token_bytes}
+        row |= {"bits_per_number_here": made.bits_per_number(heads, dim), "residual": made.residual}
+        row |= {"num_tokens": sum(counts), "kl": asdict(bootstrap_interval(kl_sums, counts))}
+        rows.append(row | {"agreement": asdict(bootstrap_interval(same, counts))})
     return rows
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all; may be given again")
-    parser.add_argument("--only", action="append", choices=list(FORMATS), metavar="FORMAT", help="default: all formats")
-    parser.add_argument("--num-documents", type=positive, default=48, help="(default %(default)s)")
-    parser.add_argument("--length", type=positive, default=512, help="tokens of a document (default %(default)s)")
-    add_report(parser, "OUTPUT.json, .md and .png", "perf/results/cache-formats")
-    return parser.parse_args()
+def measure(args: argparse.Namespace) -> Report:
+    """Compare every model."""
+    names, formats = args.model or MODELS, args.only or list(FORMATS)
+    rows = [row for name in names for row in compare(name, formats, args.num_documents, args.length)]
+    return {
+        "command": "python -m perf.quality.cache_formats",
+        "calibration_documents": CALIBRATION_DOCUMENTS,
+        "rows": rows,
+    }
 
 
-def main() -> int:
-    """Compare and report."""
-    args = parse()
-
-    def make() -> dict[str, Any]:
-        report = begin_report("perf.quality.cache_formats", [])
-        old = read_json(args.output.with_suffix(".json"), {"rows": []})["rows"]
-        rows = []
-        for name in args.model or MODELS:
-            rows += compare(name, args.only or list(FORMATS), args.num_documents, args.length)
-        return {
-            **report,
-            "calibration_documents": CALIBRATION_DOCUMENTS,
-            "rows": merge_rows(old, rows, ("model", "format")),
-        }
-
-    return run_program(args, make, markdown, markdown=True, plot=plot, figure=".png")
+EXPERIMENT = Experiment(
+    "perf.quality.cache_formats", __doc__,
+    options=(
+        option("--model", action="append", choices=list(MODELS), help="default: all; may be given again"),
+        option("--only", action="append", choices=list(FORMATS), metavar="FORMAT", help="default: all formats"),
+        number("--num-documents", 48, "(default %(default)s)"),
+        number("--length", 512, "tokens of a document (default %(default)s)"),
+        output("OUTPUT.json, .md and .png", "perf/results/cache-formats"),
+    ),
+    measure=measure, merged=("model", "format"), shown=markdown, plot=plot, figure=".png",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

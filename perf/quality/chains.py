@@ -9,8 +9,8 @@ answer. Everything under --work is kept: an interrupted run continues. Writes OU
 weights are not committed: model_defs/assets/README.md says how to have them.
 """
 
+import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from kvforge.common.errors import KvforgeError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import load_config
 from perf.gpu.machine import device_name
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import ASSETS
-from perf.quality.chains_report import markdown, plot
+from perf.harness.experiment import Experiment, Report, number, output, work
+from perf.quality.chains_report import COLUMNS, notes, plot
+from perf.quality.scores import DEVICE, TRAINED, too_few_seeds
 from perf.quality.swiftkv_students import NUM_STEPS, Subject, curve_of, make_students, student_of
 from perf.quality.swiftkv_variants import TEACHER, Variant
 from perf.training.config import CHAINS_DOCUMENTS, TINY_STUDENT
@@ -92,48 +93,6 @@ def check_teacher(subject: Subject = CHAINS) -> None:
         )
 
 
-def main() -> int:
-    """Make the students, ask them and report."""
-    parser = make_parser(__doc__)
-    add_work(parser, "runs/chains", "students")
-    parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3], help="at least two (default: 1 2 3)")
-    parser.add_argument("--steps", type=positive, default=NUM_STEPS, help="of a distillation (default %(default)s)")
-    parser.add_argument("--jobs", type=positive, default=2, help="students made at a time (default 2)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that distils (default %(default)s)")
-    add_report(parser, "OUTPUT.json, .md and .png", "perf/results/chains", as_json=False)
-    args = parser.parse_args()
-    if len(set(args.seeds)) < 2:
-        parser.error("--seeds: an interval needs at least two different seeds")
-
-    def make() -> Report:
-        check_teacher()
-        rows: list[tuple[Variant, list[Variant]]] = [(TEACHER, [TEACHER])]
-        for each in DISTILLED:
-            untrained = dataclasses.replace(each, name=f"{each.name}, no distillation", distilled=False)
-            rows += [(untrained, [untrained]), (each, [dataclasses.replace(each, seed=seed) for seed in args.seeds])]
-        rows += [(each, [dataclasses.replace(each, seed=seed) for seed in args.seeds]) for each in ALL_WEIGHTS]
-        students = [student for _, several in rows for student in several]
-        make_students(students, args.work, args.steps, args.jobs, args.device, CHAINS)
-        torch.set_num_threads(args.jobs)
-        documents, results = held_out(NUM_DOCUMENTS), []
-        with tqdm(rows, desc="answers", unit="row") as bar:
-            for variant, several in bar:
-                made = [student_of(student, args.work, args.steps, args.device, CHAINS) for student in several]
-                results.append(
-                    row_of(variant, several, [asked(checkpoint, documents) for checkpoint in made], args.work)
-                )
-        return begin_report("perf.quality.chains") | {
-            "device": device_name(args.device),
-            "seeds": args.seeds,
-            "steps": args.steps,
-            "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
-            "documents": NUM_DOCUMENTS,
-            "rows": results,
-        }
-
-    return run_program(args, make, markdown, markdown=True, plot=plot, figure=".png")
-
-
 def row_of(variant: Variant, several: list[Variant], found: list[dict[str, list[bool]]], work: Path) -> dict[str, Any]:
     """Return a row: by task the number of answers and, by seed, how many are right; KL before and after by seed."""
     curves = [curve_of(student, work) for student in several if student.is_trained]
@@ -148,5 +107,38 @@ def row_of(variant: Variant, several: list[Variant], found: list[dict[str, list[
     }
 
 
+def measure(args: argparse.Namespace) -> Report:
+    """Make the students and ask them."""
+    check_teacher()
+    rows: list[tuple[Variant, list[Variant]]] = [(TEACHER, [TEACHER])]
+    for each in (*DISTILLED, *ALL_WEIGHTS):
+        untrained = dataclasses.replace(each, name=f"{each.name}, no distillation", distilled=False)
+        rows += [(untrained, [untrained])] if each in DISTILLED else []
+        rows.append((each, [dataclasses.replace(each, seed=seed) for seed in args.seeds]))
+    students = [student for _, several in rows for student in several]
+    make_students(students, args.work, args.steps, args.jobs, args.device, CHAINS)
+    torch.set_num_threads(args.jobs)
+    documents, results = held_out(NUM_DOCUMENTS), []
+    for variant, several in tqdm(rows, desc="answers", unit="row"):
+        made = [student_of(student, args.work, args.steps, args.device, CHAINS) for student in several]
+        found = [asked(checkpoint, documents) for checkpoint in made]
+        results.append(row_of(variant, several, found, args.work))
+    per_step = TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length
+    about = {"device": device_name(args.device), "tokens_per_step": per_step, "documents": NUM_DOCUMENTS}
+    return about | {"rows": results}
+
+
+EXPERIMENT = Experiment(
+    "perf.quality.chains", __doc__,
+    options=(
+        work("runs/chains", "students"), *TRAINED,
+        number("--steps", NUM_STEPS, "of a distillation (default %(default)s)"), DEVICE,
+        output("OUTPUT.json, .md and .png", "perf/results/chains", as_json=False),
+    ),
+    measure=measure, settings=("seeds", "steps"), check=too_few_seeds, title="Cuts of a teacher that follows chains",
+    notes=notes, columns=COLUMNS, plot=plot, figure=".png",
+)  # fmt: skip
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -8,8 +8,8 @@ sizes 1 and 4 are distilled here, by the recipe and seed of the committed one. E
 interrupted run continues, and a larger --num-prompts asks only the new prompts. Writes OUTPUT.json, .md and .png.
 """
 
+import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -19,11 +19,12 @@ from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.manifest import load_manifest
 from kvforge.quantize import quantize_checkpoint
-from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.experiment import Experiment, Report, option
+from perf.harness.machine import machine_fields
 from perf.quality.answers import Questions
-from perf.quality.kv_report import write_report
-from perf.quality.scores import Cell, quality_parser
+from perf.quality.kv_report import columns, notes, plot, summarise
+from perf.quality.scores import Cell, asking
 from perf.training.config import TINY_STUDENT
 from perf.training.student import make_student
 from perf.training.tokenizer import FastEncoder
@@ -71,37 +72,35 @@ def cell(name: str, kv_dtype: str, engine: Path, found: Cell) -> Cell:
     return {"model": name, "kv_dtype": kv_dtype, **{size: getattr(manifest, size) for size in sizes}, **found}
 
 
-def main() -> None:
-    """Answer and report."""
-    parser = quality_parser(
-        __doc__, "kv-quality", 500, 500, "students, engines and answers", "OUTPUT.json, .md and .png"
-    )
-    rows = ", ".join(f'"{name}"' for name in MODELS)
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=list(MODELS),
-        metavar="ROW",
-        help=f"rows to answer, of {rows} (default: all); may be given several times",
-    )
-    parser.add_argument(
-        "--kv-dtype",
-        action="append",
-        choices=KV_DTYPES,
-        help=f"columns to answer (default: {', '.join(KV_DTYPES[:4])})",
-    )
-    args = parser.parse_args()
-    questions = Questions.of(args)
+def measure(args: argparse.Namespace) -> Report:
+    """Ask every engine."""
+    questions, cells = Questions.of(args), []
     grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:4]]
-    cells = []
     with tqdm(grid, unit="engine") as bar:
         for name, kv_dtype in bar:
             bar.set_description(f"{name}, {kv_dtype}")
             engine = engine_of(name, kv_dtype, args.length, args.work)
             cells.append(cell(name, kv_dtype, engine, questions.ask(engine)))
-    write_report(cells, {"prompt_tokens": args.length, "seed": args.seed}, args.output)
-    print(args.output.with_suffix(".md").read_text())
+    return {"prompt_tokens": args.length, "seed": args.seed, **machine_fields(), "rows": summarise(cells)}
+
+
+TOLD = ", ".join(f'"{name}"' for name in MODELS)
+EXPERIMENT = Experiment(
+    "perf.quality.kv", __doc__,
+    options=(
+        asking("kv-quality", 500, 500, "students, engines and answers"),
+        option(
+            "--only", action="append", choices=list(MODELS), metavar="ROW",
+            help=f"rows to answer, of {TOLD} (default: all); may be given several times",
+        ),
+        option(
+            "--kv-dtype", action="append", choices=KV_DTYPES,
+            help=f"columns to answer (default: {', '.join(KV_DTYPES[:4])})",
+        ),
+    ),
+    measure=measure, title="Quality under KV compression", notes=notes, columns=columns, plot=plot, figure=".png",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

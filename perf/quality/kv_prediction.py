@@ -9,9 +9,9 @@ token, the model's own steps included. Everything but times is kept under --work
 OUTPUT.json, .md and .png.
 """
 
+import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from tqdm import tqdm
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from perf.harness.command import positive, run_main
 from perf.harness.engines import TEACHER_DIR
+from perf.harness.experiment import Experiment, Report, number
+from perf.harness.rounds import median_interval
 from perf.quality.answers import Questions
-from perf.quality.kv_prediction_costs import first_token_seconds, flops, median_interval
-from perf.quality.kv_prediction_maps import differences
+from perf.quality.kv_prediction_costs import first_token_seconds, flops
+from perf.quality.kv_prediction_maps import NUM_DOCUMENTS, differences
 from perf.quality.kv_prediction_models import (
     ALONE,
     INDEPENDENT,
@@ -38,8 +39,8 @@ from perf.quality.kv_prediction_models import (
     predicting_engine,
     predictor_of,
 )
-from perf.quality.kv_prediction_report import write_report
-from perf.quality.scores import correct_of, quality_parser
+from perf.quality.kv_prediction_report import columns, notes, plot, summarised
+from perf.quality.scores import TRAINED, asking, correct_of, too_few_seeds
 from perf.training.config import TINY_STUDENT
 
 NUM_STEPS, NUM_TIMED, NUM_ROUNDS = 200, 20, 5
@@ -122,19 +123,14 @@ def answers(setting: Setting, engine: Path, questions: Questions) -> dict[str, l
     return {task: known[task][: len(wanted)] for task, wanted in questions.examples.items()}
 
 
-def main() -> None:
-    """Make, ask, time and report."""
-    parser = quality_parser(
-        __doc__, "kv-prediction", 40, 300, "predictors, students, engines and answers", "OUTPUT.json, .md and .png"
-    )
-    parser.add_argument("--steps", type=positive, default=NUM_STEPS, help="of a training (default %(default)s)")
-    parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3], help="at least two (default: 1 2 3)")
-    parser.add_argument("--jobs", type=positive, default=2, help="predictors made at a time (default 2)")
-    args = parser.parse_args()
-    if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
-        parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
-    if len(set(args.seeds)) < 2:
-        parser.error("--seeds: an interval needs at least two different seeds")
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    longest = MAX_SEQ_LEN - MAX_ANSWER_TOKENS
+    return f"--length can be at most {longest}" if args.length > longest else too_few_seeds(args)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Make, ask and time."""
     args.work.mkdir(parents=True, exist_ok=True)
     questions = Questions.of(args)
     rows = {setting.name: setting.seeded(args.seeds) for setting in settings(args.steps)}
@@ -165,18 +161,26 @@ def main() -> None:
     maps = {name: differences(predictor_of(predictor, args.work)) for name, predictor in kinds.items()}
     about = {
         "prompt_tokens": args.length,
-        "seed": args.seed,
-        "seeds": args.seeds,
-        "steps": args.steps,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
         "auxiliary_layers": NUM_LAYERS,
         "independent_tokens": sum(stage.max_steps * stage.sequences * stage.length for stage in INDEPENDENT.stages),
         "timed": NUM_TIMED,
         "rounds": NUM_ROUNDS,
+        "documents": NUM_DOCUMENTS,
     }
-    write_report(cells, maps, about, args.output)
-    print(args.output.with_suffix(".md").read_text())
+    return {**about, "rows": summarised(cells), "differences": maps}
+
+
+EXPERIMENT = Experiment(
+    "perf.quality.kv_prediction", __doc__,
+    options=(
+        asking("kv-prediction", 40, 300, "predictors, students, engines and answers"),
+        number("--steps", NUM_STEPS, "of a training (default %(default)s)"), *TRAINED,
+    ),
+    measure=measure, settings=("seed", "seeds", "steps"), check=check, title="Predicted caches beside SwiftKV cuts",
+    notes=notes, columns=columns, plot=plot, figure=".png",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

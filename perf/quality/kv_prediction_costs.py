@@ -4,13 +4,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from kvforge.common.exact_intervals import ExactTokens, Intervals
 from kvforge.costs.flops import full_token, full_token_below, prompt_flops
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import ModelConfig
+from perf.harness.batch import Batch
 
 
 def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
@@ -39,18 +38,8 @@ def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: E
     options = {} if exact is None else {"exact_tokens": exact}
     loaded = LLMEngine(engine, enable_prefix_cache=False, **options)
     times = []
-    for index, prompt in enumerate([prompts[0], prompts[0], *prompts]):  # the first two warm up
-        started = time.perf_counter()
-        loaded.add_request(f"{index}", list(prompt), SamplingParams(temperature=0.0, max_tokens=1))
-        while loaded.has_unfinished():
-            loaded.step()
-        times.append(time.perf_counter() - started)
+    for prompt in (prompts[0], prompts[0], *prompts):  # the first two warm up
+        batch = Batch(loaded, [list(prompt)], SamplingParams(temperature=0.0, max_tokens=1))
+        batch.finish()
+        times.append(time.perf_counter() - batch.begun)
     return times[2:]
-
-
-def median_interval(times: Sequence[float]) -> dict[str, float]:
-    """Return the median with a 95% interval by bootstrap."""
-    values = np.array(times)
-    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return {"value": float(np.median(values)), "low": float(low), "high": float(high)}

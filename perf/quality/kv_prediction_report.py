@@ -1,16 +1,13 @@
 """The tables and the plots of ``perf.quality.kv_prediction``."""
 
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
-from perf.harness.command import begin_report
-from perf.harness.tables import markdown_table
-from perf.quality.ablations_report import interval_of_mean
-from perf.quality.kv_prediction_maps import BIN, NUM_DOCUMENTS
-from perf.quality.scores import accuracy, difference, interval, keep_report, spread
+from perf.harness.tables import interval
+from perf.quality.kv_prediction_maps import BIN
+from perf.quality.scores import accuracy, bars, difference, interval_of_mean, percent, task_columns
 from perf.training.config import TINY_STUDENT
 
 TEACHER, STUDENT = "teacher", TINY_STUDENT.distill
@@ -42,58 +39,57 @@ def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def summarised(cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rows by their names."""
+    return {name: summarise(cell, cells[TEACHER]) for name, cell in cells.items()}
+
+
 def _mean(values: list[float], name: str, least: float) -> dict[str, float]:
     middle, low, high = interval_of_mean(values)
     return {name: middle, "low": max(low, least), "high": min(high, 1.0)}
 
 
-def _line(name: str, row: dict[str, Any]) -> list[Any]:
-    seconds = row["first_token_s"]
-    low, middle, high = (f"{1000 * seconds[each]:.1f}" for each in ("low", "value", "high"))
+def columns(report: dict[str, Any]) -> list[tuple]:
+    """Return the table's columns."""
+
+    def first_token(row: dict[str, Any]) -> str:
+        return interval(row["first_token_s"], 1, 1000)
+
+    def by_seed(row: dict[str, Any]) -> str:
+        return ", ".join(f"{100 * value:.1f}" for value in row["by_seed"]) if len(row["by_seed"]) > 1 else ""
+
     return [
-        name,
-        f"{100 * row['flops_share']:.1f}",
-        f"{middle} ({low} to {high})",
-        interval(row),
-        ", ".join(f"{100 * value:.1f}" for value in row["by_seed"]) if len(row["by_seed"]) > 1 else "",
-        interval(row["versus_teacher"], "difference", sign="+"),
-        *(f"{100 * value:.1f}" for value in row["tasks"].values()),
-    ]
+        ("setting", "name"), ("prefill FLOPs %", "flops_share", ".1f", 100), ("first token ms", first_token),
+        ("exact match %", percent), ("by seed", by_seed),
+        ("vs teacher", lambda row: percent(row["versus_teacher"], "difference", sign="+")),
+        *task_columns(report["rows"][TEACHER]["tasks"]),
+    ]  # fmt: skip
 
 
-def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
-    """Return the table with its explanation."""
-    tasks = rows[TEACHER]["tasks"]
-    head = ["setting", "prefill FLOPs %", "first token ms", "exact match %", "by seed", "vs teacher", *tasks]
-    return "\n".join(
-        [
-            "# Predicted caches beside SwiftKV cuts",
-            "",
-            f"The tiny teacher in bf16 engines. Exact match: {rows[TEACHER]['num_prompts']} held-out prompts of "
-            f"{about['prompt_tokens']} tokens ({', '.join(tasks)}, equally many), greedy; “vs teacher” is the "
-            "difference in points paired by prompt. The predictor's auxiliary model begins as the teacher's first "
-            f"{about['auxiliary_layers']} layers or, “independent”, is a model of as many layers that was trained from "
-            f"random weights on {about['independent_tokens']:,} tokens (“alone”: it answers by itself); its last layer "
-            "gives its input alone. Each of "
-            "the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” its own input and "
-            "above these the last one. “Fitted”: maps by ridge regression, without training. “Trained”: then "
-            f"{about['steps']} steps of {about['tokens_per_step']} tokens, with seeds "
-            f"{', '.join(map(str, about['seeds']))}. SwiftKV's distilled model is the committed student "
-            f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens of the same documents), the "
-            "fitted one is rewired by ridge regression. 95% intervals: of trained rows of the mean over seeds, by "
-            "Student's t; of the others over prompts. FLOPs are those of the prompt and its first token, counted; the "
-            f"time is the median of {about['rounds']} rounds of {about['timed']} requests one after the other, the "
-            f"model's own steps included, with a 95% bootstrap interval. {about['machine']}.",
-            "",
-            f"`{about['command']}`",
-            "",
-            markdown_table(head, [_line(name, row) for name, row in rows.items()]),
-            "",
-        ]
+def notes(about: dict[str, Any]) -> str:
+    """What was made, asked and timed."""
+    teacher = about["rows"][TEACHER]
+    return (
+        f"The tiny teacher in bf16 engines. Exact match: {teacher['num_prompts']} held-out prompts of "
+        f"{about['prompt_tokens']} tokens ({', '.join(teacher['tasks'])}, equally many), greedy; “vs teacher” is the "
+        "difference in points paired by prompt. The predictor's auxiliary model begins as the teacher's first "
+        f"{about['auxiliary_layers']} layers or, “independent”, is a model of as many layers that was trained from "
+        f"random weights on {about['independent_tokens']:,} tokens (“alone”: it answers by itself); its last layer "
+        "gives its input alone. Each of the teacher's layers reads the auxiliary layer at the same depth, or with “own "
+        "layers” its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
+        f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, with seeds "
+        f"{', '.join(map(str, about['seeds']))}. SwiftKV's distilled model is the committed student "
+        f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens of the same documents), the "
+        "fitted one is rewired by ridge regression. 95% intervals: of trained rows of the mean over seeds, by "
+        "Student's t; of the others over prompts. FLOPs are those of the prompt and its first token, counted; the "
+        f"time is the median of {about['rounds']} rounds of {about['timed']} requests one after the other, the "
+        "model's own steps included, with a 95% bootstrap interval."
     )
 
 
-def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Exact match over FLOPs and over the time to the first token; maps of the errors by layer and position."""
+    rows, maps = report["rows"], report["differences"]
     figure = new_figure(11, 4.5 + 1.5 * len(maps))
     grid = figure.add_gridspec(1 + len(maps), 2, height_ratios=[3] + [1] * len(maps))
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -106,9 +102,7 @@ def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[f
     for place, (title, value) in enumerate(panels):
         axes = figure.add_subplot(grid[0, place])
         for name, some in groups.items():
-            y = [100 * row["accuracy"] for row in some]
-            error = spread([row["accuracy"] for row in some], some)
-            axes.errorbar(list(map(value, some)), y, yerr=error, fmt="o", capsize=2, label=name)
+            bars(axes, list(map(value, some)), some, capsize=2, label=name)
         axes.set_xlabel(title)
         axes.set_ylabel("exact match %")
         axes.grid(alpha=0.3)
@@ -125,13 +119,3 @@ def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[f
             axes.set_ylabel("layer")
             figure.colorbar(image, ax=axes)
     save_figure(figure, path)
-
-
-def write_report(
-    cells: dict[str, Any], maps: dict[str, dict[str, list[list[float]]]], about: dict[str, Any], output: Path
-) -> None:
-    """Write OUTPUT.json, .md and .png; ``maps`` by the kind of predictor."""
-    rows = {name: summarise(cell, cells[TEACHER]) for name, cell in cells.items()}
-    about = begin_report("perf.quality.kv_prediction") | about
-    content = {**about, "documents": NUM_DOCUMENTS, "rows": rows, "differences": maps}
-    keep_report(output, content, markdown(rows, about), partial(_plot, rows, maps))

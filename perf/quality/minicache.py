@@ -8,8 +8,8 @@ float32. KL and agreement are those of tokens decoded one by one after a prompt;
 Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json and .md.
 """
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,17 +20,17 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
 from kvforge.tokenization.files import tokens_before_text
-from perf.harness.command import begin_report, run_main
 from perf.harness.engines import TEACHER_DIR
-from perf.harness.files import write_report
+from perf.harness.experiment import Experiment, Report, option
 from perf.quality.answers import Questions
 from perf.quality.cached_model import MergedPairs, answers, divergence
 from perf.quality.minicache_report import markdown, summarise
 from perf.quality.minicache_rows import ROWS, Row, bytes_per_token
-from perf.quality.scores import Cell, correct_of, quality_parser
+from perf.quality.scores import Cell, asking, correct_of
 from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents, student_of
 from perf.quality.swiftkv_variants import Variant
 from perf.training.config import EOS_ID, TINY_STUDENT
@@ -112,30 +112,31 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
     return cells
 
 
-def main() -> int:
-    """Measure what is not known, and report once all is."""
-    parser = quality_parser(__doc__, "minicache", 20, 300, "students and what was measured", "OUTPUT.json and .md")
-    parser.add_argument("--steps", type=int, default=10, help="of a distillation (default %(default)s)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
-    args = parser.parse_args()
+def measure_all(args: argparse.Namespace) -> Report:
+    """Measure what is not known; raises KvforgeError where that is not all."""
     cells = cells_of(ROWS, args)
     if len(cells) < len(ROWS):
-        print(f"{len(cells)} of {len(ROWS)} rows are measured; the same command goes on.", file=sys.stderr)
-        return 1
-    report = begin_report("perf.quality.minicache", []) | {
+        raise KvforgeError(f"{len(cells)} of {len(ROWS)} rows are measured; the same command goes on.")
+    return {
         "prompt_tokens": args.length,
-        "seed": args.seed,
         "documents": NUM_DOCUMENTS,
         "document_prompt": NUM_PROMPT,
         "curve_documents": CURVE_DOCUMENTS,
-        "steps": args.steps,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
         "rows": summarise(cells),
     }
-    write_report(args.output, report, markdown(report))
-    print(markdown(report))
-    return 0
+
+
+EXPERIMENT = Experiment(
+    "perf.quality.minicache", __doc__,
+    options=(
+        asking("minicache", 20, 300, "students and what was measured", "OUTPUT.json and .md"),
+        option("--steps", type=int, default=10, help="of a distillation (default %(default)s)"),
+        option("--minutes", type=float, default=float("inf"), help="start no row after this time"),
+    ),
+    measure=measure_all, settings=("seed", "steps"), shown=markdown,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

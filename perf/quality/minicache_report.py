@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from perf.harness.experiment import Report, columns_table, interval, told
 from perf.harness.tables import markdown_table
-from perf.quality.minicache_rows import MERGED, MINICACHE, SEEDS, TEACHER, TRAINED, UNTRAINED, Row
-from perf.quality.scores import Cell, accuracy, difference, interval
+from perf.quality.minicache_rows import MERGED, MINICACHE, SEEDS, TEACHER, TRAINED, UNTRAINED
+from perf.quality.scores import Cell, accuracy, difference, percent
 
-Report = dict[str, Any]
 BASE = "mean"
 """The init that the others are compared with: the paper's."""
 
@@ -22,18 +22,13 @@ def summarise(cells: dict[str, Cell]) -> dict[str, Any]:
     return rows
 
 
-def _line(row: Row, rows: dict[str, Any]) -> list[str]:
-    cell = rows[row.slug]
-    kl = cell["kl"]
-    return [
-        row.name,
-        f"{cell['bytes_per_token']:.0f}",
-        f"{100 * cell['retained']:.1f}" if row.merged else "",
-        f"{kl['value']:.4f} ({kl['low']:.4f} to {kl['high']:.4f})",
-        interval(cell["agreement"], "value"),
-        interval(cell),
-        interval(cell["versus_teacher"], "difference", sign="+"),
-    ]
+COLUMNS = (
+    ("model", "name"), ("bytes/token", "bytes_per_token", ".0f"),
+    ("retained %", lambda cell: f"{100 * cell['retained']:.1f}" if cell["is_merged"] else ""),
+    ("KL per token", lambda cell: interval(cell["kl"], 4)),
+    ("agreement %", lambda cell: percent(cell["agreement"], "value")),
+    ("exact match %", percent), ("vs no cut", lambda cell: percent(cell["versus_teacher"], "difference", sign="+")),
+)  # fmt: skip
 
 
 def _seed_line(init: str, rows: dict[str, Any]) -> list[str]:
@@ -55,33 +50,24 @@ def markdown(report: Report) -> str:
     """Return the tables with their explanation."""
     rows = report["rows"]
     low, middle, high = rows[MINICACHE.slug]["distance"]
-    head = ["model", "bytes/token", "retained %", "KL per token", "agreement %", "exact match %", "vs no cut"]
-    lines = [
+    shown = [rows[row.slug] | {"name": row.name, "is_merged": row.merged} for row in (TEACHER, *MERGED, *UNTRAINED)]
+    head = ["init", "KL at step 0", "at the end, mean", "by seed", f"minus `{BASE}` of the seed"]
+    parts = [
         "# Merged caches beside shared ones",
-        "",
+        told(report),
         "The tiny teacher and its students of cut 4 with 2-way AcrossKV, in float32. KL to the teacher in nats and "
         f"agreement of the likeliest token: after the first {report['document_prompt']} tokens of "
         f"{report['documents']} held-out documents, token by token, with 95% bootstrap intervals over documents. "
         "Exact match: "
         f"{rows[TEACHER.slug]['num_prompts']} prompts of {report['prompt_tokens']} tokens, greedy, with the 95% Wilson "
         "interval; the last column is paired by prompt. Bytes are those of a bf16 cache. A distillation is "
-        f"{report['steps']} steps of {report['tokens_per_step']} tokens. {report['machine']}.",
-        "",
-        f"`{report['command']}`",
-        "",
-        markdown_table(head, [_line(row, rows) for row in (TEACHER, *MERGED, *UNTRAINED)]),
-        "",
+        f"{report['steps']} steps of {report['tokens_per_step']} tokens.",
+        columns_table(COLUMNS, shown),
         f"Distances between the pairs' vectors, angle over pi: 5% are below {low:.2f}, half below {middle:.2f}, "
         f"95% below {high:.2f}.",
-        "",
         "## Before and after distillation, by where it began",
-        "",
         f"KL over the first {report['curve_documents']} of these documents, each whole and read in one piece; seeds "
         f"{', '.join(map(str, SEEDS))}.",
-        "",
-        markdown_table(
-            ["init", "KL at step 0", "at the end, mean", "by seed", f"minus `{BASE}` of the seed"],
-            [_seed_line(init, rows) for init in TRAINED],
-        ),
+        markdown_table(head, [_seed_line(init, rows) for init in TRAINED]),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"

@@ -7,7 +7,6 @@ calibration has not seen, in float32. Reproducible; nothing is random but the we
 """
 
 import dataclasses
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from kvforge.tokenization.calibration import calibration_samples
 from model_defs import load_config
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import write_json
+from perf.harness.options import option, place
 
 TEST_SAMPLES, TEST_TOKENS = 24, 512
+ASKED = ("cut", "group_size", "init", "ridge", "num_samples")
 INITS = ("copy", "mean", "fold", "ridge")
 """Of any group size; minicache, of pairs alone, is in ``perf.quality.minicache``."""
 
@@ -62,20 +63,13 @@ def measure(source: Path, options: RewireOptions, samples: list[list[int]]) -> d
         count += len(ids)
     residuals = [share for owner in summary.owners for share in (owner.k, owner.v)]
     asked = dataclasses.asdict(options)
-    return {name: asked[name] for name in ("cut", "group_size", "init", "ridge", "num_samples")} | {
-        "kl": divergence / count,
-        "agreement": same / count,
-        "num_tokens": count,
-        "worst_residual": max(residuals, default=None),
-    }
+    found = {"kl": divergence / count, "agreement": same / count, "num_tokens": count}
+    return {name: asked[name] for name in ASKED} | found | {"worst_residual": max(residuals, default=None)}
 
 
 def main() -> None:
     """Parse the command line, measure every row, write JSON."""
-    parser = make_parser(__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    args = parser.parse_args()
+    args = make_parser(__doc__, place("source"), option("-o", "--output", type=Path, required=True)).parse_args()
     config = load_config(open_model(args.source).hf_config)
     seen = RewireOptions(cut=1).num_samples
     samples = calibration_samples(args.source, config.vocab_size, None, seen + TEST_SAMPLES, TEST_TOKENS)[seen:]
@@ -84,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

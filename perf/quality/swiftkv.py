@@ -7,8 +7,8 @@ distilled on the same generated documents, built in bf16 and asked the same prom
 interrupted run continues. Writes OUTPUT.json, .md and .png.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.runtime.llm import LLM
 from perf.gpu.machine import device_name
-from perf.harness.command import run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine
+from perf.harness.experiment import Experiment, Report, chosen, option
 from perf.quality.answers import Questions
-from perf.quality.scores import quality_parser
-from perf.quality.swiftkv_report import write_report
+from perf.quality.scores import DEVICE, asking
+from perf.quality.swiftkv_report import markdown, plot, summarised
 from perf.quality.swiftkv_students import NUM_STEPS, curve_of, held_out_documents, make_students, student_of
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant, variants_of
 from perf.training.config import TINY_STUDENT
@@ -49,18 +49,14 @@ def fidelity_of(engine: Path, teacher: Path, work: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def main() -> None:
-    """Make, ask, measure and report."""
-    parser = quality_parser(
-        __doc__, "swiftkv-quality", 200, 300, "students, engines and answers", "OUTPUT.json, .md and .png"
-    )
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of a distillation (default %(default)s)")
-    parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), help="default: all")
-    parser.add_argument("--jobs", type=int, default=2, help="students made at a time (default 2)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that distils (default %(default)s)")
-    args = parser.parse_args()
-    if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
-        parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    longest = MAX_SEQ_LEN - MAX_ANSWER_TOKENS
+    return f"--length can be at most {longest}" if args.length > longest else None
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Make, ask and compare."""
     variants = variants_of(args.tables)
     make_students(variants, args.work, args.steps, args.jobs, args.device)
     questions = Questions.of(args)
@@ -80,17 +76,22 @@ def main() -> None:
             }
             if variant.is_trained:
                 curves[variant.slug] = curve_of(variant, args.work)
-    settings = {
-        "prompt_tokens": args.length,
-        "seed": args.seed,
-        "documents": NUM_DOCUMENTS,
-        "device": device_name(args.device),
-        "steps": args.steps,
-        "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
-    }
-    write_report(cells, curves, settings, args.output)
-    print(args.output.with_suffix(".md").read_text())
+    per_step = TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length
+    about = {"prompt_tokens": args.length, "documents": NUM_DOCUMENTS, "device": device_name(args.device)}
+    return about | {"tokens_per_step": per_step, "rows": summarised(cells), "curves": curves}
+
+
+EXPERIMENT = Experiment(
+    "perf.quality.swiftkv", __doc__,
+    options=(
+        asking("swiftkv-quality", 200, 300, "students, engines and answers"),
+        option("--steps", type=int, default=NUM_STEPS, help="of a distillation (default %(default)s)"),
+        chosen("--tables", list(TABLES), "default: all"),
+        option("--jobs", type=int, default=2, help="students made at a time (default 2)"), DEVICE,
+    ),
+    measure=measure, settings=("seed", "steps"), check=check, shown=markdown, plot=plot, figure=".png",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

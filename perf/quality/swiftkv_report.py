@@ -1,13 +1,12 @@
 """The tables and the plots of ``perf.quality.swiftkv``."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
-from perf.harness.command import begin_report
+from perf.harness.experiment import columns_table, interval, told
 from perf.harness.tables import markdown_table
-from perf.quality.scores import accuracy, difference, interval, keep_report, spread
+from perf.quality.scores import accuracy, bars, difference, percent, task_columns
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant
 
 TITLES = {
@@ -28,25 +27,20 @@ def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line(name: str, row: dict[str, Any]) -> list[Any]:
-    kl = row["fidelity"]["kl"]
-    return [
-        name,
-        f"{100 * row['prefill_reduction']:.1f}",
-        f"{100 * row['kv_reduction']:.1f}",
-        row["steps"],
-        f"{kl['value']:.4f} ({kl['low']:.4f} to {kl['high']:.4f})",
-        interval(row["fidelity"]["agreement"], "value", 2),
-        interval(row),
-        interval(row["versus_teacher"], "difference", sign="+"),
-        *(f"{100 * value:.1f}" for value in row["tasks"].values()),
-    ]
+def summarised(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the rows by the variants' slugs, the teacher's among them."""
+    return {slug: summarise(cell, cells[TEACHER.slug]) for slug, cell in cells.items()}
 
 
 def _table(variants: tuple[Variant, ...], rows: dict[str, dict[str, Any]]) -> str:
-    tasks = list(rows[TEACHER.slug]["tasks"])
-    head = ["variant", "prefill −%", "cache −%", "steps", "KL per token", "agreement %", "exact match %", "vs no cut"]
-    return markdown_table(head + tasks, [_line(v.name, rows[v.slug]) for v in variants if v.slug in rows])
+    columns = (
+        ("variant", "name"), ("prefill −%", "prefill_reduction", ".1f", 100), ("cache −%", "kv_reduction", ".1f", 100),
+        ("steps", "steps"), ("KL per token", lambda row: interval(row["fidelity"]["kl"], 4)),
+        ("agreement %", lambda row: percent(row["fidelity"]["agreement"], "value", 2)), ("exact match %", percent),
+        ("vs no cut", lambda row: percent(row["versus_teacher"], "difference", sign="+")),
+        *task_columns(rows[TEACHER.slug]["tasks"]),
+    )  # fmt: skip
+    return columns_table(columns, [rows[v.slug] | {"name": v.name} for v in variants if v.slug in rows])
 
 
 def reached(curve: list[tuple[int, float]], target: float) -> int | None:
@@ -71,34 +65,31 @@ def _steps_table(curves: dict[str, list[tuple[int, float]]]) -> str:
     return markdown_table(head, lines)
 
 
-def markdown(
-    rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, float]]], settings: dict[str, Any]
-) -> str:
+def markdown(report: dict[str, Any]) -> str:
     """Return the tables with their explanation."""
-    num = rows[TEACHER.slug]["num_prompts"]
-    lines = [
+    rows, teacher = report["rows"], report["rows"][TEACHER.slug]
+    parts = [
         "# What rewiring and distillation cost in quality",
-        "",
-        f"The tiny teacher and its students in bf16 engines. Exact match: {num} prompts of "
-        f"{settings['prompt_tokens']} tokens ({', '.join(rows[TEACHER.slug]['tasks'])}, equally many), greedy, with "
-        "the 95% Wilson interval; “vs no cut” is the difference in points paired by prompt (Agresti and Min 2005). "
-        f"KL(teacher ‖ student) in nats and agreement of the likeliest token are means over all tokens of "
-        f"{settings['documents']} held-out documents, with 95% bootstrap intervals over documents. A distillation is "
-        f"{settings['steps']} steps of {settings['tokens_per_step']} tokens on {settings['device']}, one seed; 0 steps "
-        f"is none. Engines: {settings['machine']}.",
-        "",
-        f"`{settings['command']}`",
+        told(report),
+        f"The tiny teacher and its students in bf16 engines. Exact match: {teacher['num_prompts']} prompts of "
+        f"{report['prompt_tokens']} tokens ({', '.join(teacher['tasks'])}, equally many), greedy, with the 95% Wilson "
+        "interval; “vs no cut” is the difference in points paired by prompt (Agresti and Min 2005). KL(teacher ‖ "
+        "student) in nats and agreement of the likeliest token are means over all tokens of "
+        f"{report['documents']} held-out documents, with 95% bootstrap intervals over documents. A distillation is "
+        f"{report['steps']} steps of {report['tokens_per_step']} tokens on {report['device']}, one seed; 0 steps is "
+        "none.",
     ]
     whole = [name for name, variants in TABLES.items() if all(variant.slug in rows for variant in variants)]
     for name in whole:
-        lines += ["", f"## {TITLES[name]}", "", _table(TABLES[name], rows)]
+        parts += [f"## {TITLES[name]}", _table(TABLES[name], rows)]
     if "inits" in whole:
-        lines += ["", "## Steps to the same KL", "", _steps_table(curves)]
-    return "\n".join(lines) + "\n"
+        parts += ["## Steps to the same KL", _steps_table(report["curves"])]
+    return "\n\n".join(parts) + "\n"
 
 
-def plot(rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
+def plot(report: dict[str, Any], path: Path) -> None:
     """Left: exact match of the reduction table. Middle: KL of every table's rows. Right: held-out KL over steps."""
+    rows, curves = report["rows"], report["curves"]
     figure = new_figure(16, 5.2)
     axes = figure.subplots(1, 3)
     shown = [variant for variant in TABLES["reduction"] + TABLES["recovery"] if variant.slug in rows]
@@ -125,18 +116,6 @@ def plot(rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, floa
 
 
 def _bars(axes: Any, names: list[str], rows: list[dict[str, Any]], name: str, factor: float) -> None:
-    values, places = [row[name] for row in rows], range(len(names))
-    axes.errorbar([factor * v for v in values], places, xerr=spread(values, rows, factor), fmt="o", capsize=3)
-    axes.set_yticks(places, names)
+    bars(axes, range(len(names)), rows, name, across=True, factor=factor)
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-
-
-def write_report(
-    cells: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, float]]], settings: dict[str, Any], output: Path
-) -> None:
-    """Write ``output`` with the suffixes .json, .md and .png; ``cells`` by the variants' slugs, the teacher's among
-    them."""
-    rows = {slug: summarise(cell, cells[TEACHER.slug]) for slug, cell in cells.items()}
-    settings = begin_report("perf.quality.swiftkv") | settings
-    content = {**settings, "rows": rows, "curves": curves}
-    keep_report(output, content, markdown(rows, curves, settings), partial(plot, rows, curves))

@@ -10,7 +10,6 @@ OUTPUT.json and .md.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
@@ -24,13 +23,12 @@ from kvforge.evaluation.compare import Comparison, compare_with_teacher, fidelit
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.manifest import load_manifest
 from kvforge.runtime.llm import LLM
-from perf.harness.command import command_line, run_program
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.experiment import Experiment, Report, Row, chosen, interval, option
 from perf.harness.machine import machine_fields
-from perf.harness.tables import markdown_table
 from perf.quality.answers import Questions
 from perf.quality.rounded_weights import by_inputs, by_largest
-from perf.quality.scores import TASKS, accuracy, difference, interval, points, quality_parser, texts_changed
+from perf.quality.scores import TASKS, accuracy, asking, difference, percent, points, texts_changed
 
 MODELS = {"no cut": TEACHER_DIR, "cut, 2-way": STUDENT_DIR}
 PLAIN = "bfloat16"
@@ -70,12 +68,8 @@ def rows_of(name: str, questions: Questions, args: argparse.Namespace) -> list[d
     documents = [plain.tokenizer.encode(prompt) for prompt in prompts[: args.num_documents]]
     rows = []
     for kind, engine in engines.items():
-        row = {
-            "model": name,
-            "weights": kind,
-            "weight_bytes": load_manifest(engine).weight_bytes,
-            "accuracy": accuracy(cells[kind]),
-        }
+        row = {"model": name, "weights": kind, "weight_bytes": load_manifest(engine).weight_bytes}
+        row["accuracy"] = accuracy(cells[kind])
         if kind != PLAIN:
             rounded = LLM(engine, enable_prefix_cache=False, kv_cache_gib=0.2)
             row["difference"] = difference(cells[PLAIN], cells[kind])
@@ -93,54 +87,66 @@ def perplexity_ratio(compared: Comparison) -> dict[str, float]:
     return asdict(perplexity(more, compared.num_tokens))
 
 
-def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    """Return the table with its explanation."""
-    head = ["model", "weights", "read by a step", "exact match", f"− {PLAIN}", "texts changed"]
-    head += ["same top token", "KL, nats", "perplexity", f"over {PLAIN}'s, %", *TASKS]
-    num_tokens = next(row["num_tokens"] for row in rows if "num_tokens" in row)
-    told = (
-        f"Tiny models, {len(TASKS) * args.num_prompts} prompts of {args.length} tokens (seed {args.seed}), greedy, "
-        "exact match in per cent with its 95% Wilson interval; paired difference in points with its 95% interval, "
-        f"prompts gained and lost, exact McNemar p. Top token, KL to {PLAIN} and perplexity on {num_tokens} tokens of "
-        f"{args.num_documents} of the prompts, intervals over these. int4_largest: linear layers rounded by each "
-        "group's largest magnitude; int4_scales: by the best scale of some; int4: the same in steps; int4_inputs: by "
-        "`kvforge quantize --recipe int4`, calibrated with other generated texts. The head is in every one rounded by "
-        "the engine, by the best scale of some."
+def notes(report: Report) -> str:
+    """What was asked, and how weights were rounded."""
+    num_tokens = next(row["num_tokens"] for row in report["rows"] if "num_tokens" in row)
+    return (
+        f"Tiny models, {len(TASKS) * report['num_prompts']} prompts of {report['length']} tokens (seed "
+        f"{report['seed']}), greedy, exact match in per cent with its 95% Wilson interval; paired difference in "
+        f"points with its 95% interval, prompts gained and lost, exact McNemar p. Top token, KL to {PLAIN} and "
+        f"perplexity on {num_tokens} tokens of {report['num_documents']} of the prompts, intervals over these. "
+        "int4_largest: linear layers rounded by each group's largest magnitude; int4_scales: by the best scale of "
+        "some; int4: the same in steps; int4_inputs: by `kvforge quantize --recipe int4`, calibrated with other "
+        "generated texts. The head is in every one rounded by the engine, by the best scale of some."
     )
-    lines = []
-    for row in rows:
-        line = [row["model"], row["weights"], f"{row['weight_bytes'] / 1e6:.2f} MB", interval(row["accuracy"])]
-        if row["weights"] == PLAIN:
-            others = [other["fidelity"] for other in rows if other["model"] == row["model"] and "fidelity" in other]
-            line += ["", "", "", "", f"{others[0]['teacher_perplexity']['value']:.4f}", ""]
-        else:
-            near = row["fidelity"]
-            line += [points(row["difference"], 2), row["texts_changed"], f"{100 * near['agreement']['value']:.2f}%"]
-            low, kl, high = (f"{near['kl'][name]:.2g}" for name in ("low", "value", "high"))
-            less, ratio, more = (
-                f"{100 * near['perplexity_ratio'][name] - 100:+.2f}" for name in ("low", "value", "high")
-            )
-            line += [f"{kl} ({low} to {high})", f"{near['perplexity']['value']:.4f}", f"{ratio} ({less} to {more})"]
-        lines.append([*line, *(f"{100 * value:.1f}" for value in row["accuracy"]["tasks"].values())])
-    return f"# Quality with quantized weights\n\n{told}\n\n{markdown_table(head, lines)}\n"
 
 
-def main() -> int:
-    """Answer, compare and report."""
-    parser = quality_parser(__doc__, "weight-quality", 500, 500, "engines and answers", "OUTPUT.json and .md")
-    parser.add_argument("--num-documents", type=int, default=60, help="prompts whose tokens are scored (default 60)")
-    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), help="models (default: all)")
-    parser.add_argument("--weights", nargs="+", choices=list(QUANTIZED), default=list(QUANTIZED), help="default: all")
-    args = parser.parse_args()
-    settings = {name: getattr(args, name) for name in ("num_prompts", "length", "num_documents", "seed")}
+def columns(report: Report) -> list[tuple]:
+    """Return the table's columns; what compares with bf16 is empty for bf16 itself."""
 
-    def make() -> dict[str, Any]:
-        questions = Questions.of(args)
-        rows = [row for name in tqdm(args.only, unit="model") for row in rows_of(name, questions, args)]
-        return {"command": command_line("perf.quality.weight"), **settings, **machine_fields(), "rows": rows}
+    def near(row: Row, name: str) -> dict[str, float] | None:
+        return row["fidelity"][name] if "fidelity" in row else None
 
-    return run_program(args, make, lambda report: markdown(report["rows"], args), markdown=True)
+    def perplexity_of(row: Row) -> float:
+        others = (
+            other["fidelity"] for other in report["rows"] if other["model"] == row["model"] and "fidelity" in other
+        )
+        return (near(row, "perplexity") or next(others)["teacher_perplexity"])["value"]
+
+    def more(row: Row) -> str | None:
+        found = near(row, "perplexity_ratio")
+        return found and interval({part: found[part] - 1 for part in found}, 2, 100, "+")
+
+    return [
+        ("model", "model"), ("weights", "weights"), ("read by a step", "weight_bytes", "{:.2f} MB", 1e-6),
+        ("exact match", lambda row: percent(row["accuracy"])),
+        (f"− {PLAIN}", lambda row: points(row["difference"], 2) if "difference" in row else None),
+        ("texts changed", "texts_changed"),
+        ("same top token", lambda row: (found := near(row, "agreement")) and found["value"], ".2%"),
+        ("KL, nats", lambda row: (found := near(row, "kl")) and interval(found, 2, kind="g")),
+        ("perplexity", perplexity_of, ".4f"), (f"over {PLAIN}'s, %", more),
+        *((task, lambda row, task=task: 100 * row["accuracy"]["tasks"][task], ".1f") for task in TASKS),
+    ]  # fmt: skip
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Ask and compare."""
+    questions = Questions.of(args)
+    rows = [row for name in tqdm(args.only, unit="model") for row in rows_of(name, questions, args)]
+    return {**machine_fields(), "rows": rows}
+
+
+EXPERIMENT = Experiment(
+    "perf.quality.weight", __doc__,
+    options=(
+        asking("weight-quality", 500, 500, "engines and answers", "OUTPUT.json and .md"),
+        option("--num-documents", type=int, default=60, help="prompts whose tokens are scored (default 60)"),
+        chosen("--only", list(MODELS), "models (default: all)"), chosen("--weights", list(QUANTIZED), "default: all"),
+    ),
+    measure=measure, settings=("num_prompts", "length", "num_documents", "seed"),
+    title="Quality with quantized weights", notes=notes, columns=columns,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -21,10 +21,8 @@ where they are not measured again. Writes OUTPUT.json and .md.
 """
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,14 +31,11 @@ from tqdm import tqdm
 
 from kvforge import LLM, SamplingParams
 from kvforge.checkpoint.model import open_model
-from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.runtime.scoring.score import lowest_argmax, stream_logits
-from perf.harness.command import Report, add_report, add_work, begin_dated_report, make_parser, positive, run_program
 from perf.harness.engines import tokenizer_of
-from perf.harness.files import merge_rows, read_json
-from perf.harness.tables import markdown_table
-from perf.real_model.closeness import named
+from perf.harness.experiment import Experiment, Report, interval, named, number, option, output, place, work
+from perf.real_model.answers import conversations_of
 from perf.real_model.sampled import as_transformers
 
 KEPT = 64
@@ -150,15 +145,11 @@ def reference_of(args: argparse.Namespace, prompts: list[list[int]], drafts: lis
 
 def make_report(args: argparse.Namespace) -> Report:
     """Answer by transformers, then by every engine."""
-    try:
-        lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.num_prompts]
-    except OSError as error:
-        raise KvforgeError(f"{args.prompts} cannot be read ({error.strerror}).") from None
-    rows, kept, prompts = [], None, []
+    conversations, (rows, kept, prompts) = conversations_of(args.prompts, args.num_prompts), ([], None, [])
     for name, engine in tqdm(args.engines, unit="engine", disable=None):
         llm = LLM(engine, kv_cache_gib=args.kv_cache_gib)
         if kept is None:
-            texts = [llm.chat_prompt(json.loads(line)["messages"]).text for line in lines]
+            texts = [llm.chat_prompt(row["messages"]).text for row in conversations]
             tokenizer = tokenizer_of(engine)
             prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         tokens = answers_of(llm, prompts, args.max_tokens)
@@ -168,45 +159,45 @@ def make_report(args: argparse.Namespace) -> Report:
         rows.append(row_of_engine(name, llm, prompts, tokens, kept[0]))
     assert kept is not None
     gaps = torch.cat([logits[:, 0] - logits[:, 1] for logits in kept[0].logits])
-    old = read_json(args.output.with_suffix(".json"), {"rows": []})["rows"] if args.output else []
-    begun = begin_dated_report("perf.real_model.agreement")
-    return {**begun, "gap": _spread(gaps, 0.01, 0.1, 0.5), "rows": merge_rows(old, rows, ("name",))}
+    return {"gap": _spread(gaps, 0.01, 0.1, 0.5), "rows": rows}
 
 
-def markdown(report: Report) -> str:
-    """A row for each system."""
+def notes(report: Report) -> str:
+    """What the reference is, and how near its two best tokens are."""
     low, tenth, median, _ = report["gap"]
-    rows = report["rows"]
-    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
-    lines += [f"{rows[0]['num_answers']} greedy answers, {rows[0]['num_tokens']} tokens. The reference is transformers"]
-    lines += [f"in float32; the gap of its two best tokens, in logits, is below {low:.3f} at 1% of the tokens, below"]
-    lines += [f"{tenth:.3f} at 10%, below {median:.2f} at half.", ""]
-    head = ["", "answers as the reference", "same best token, %", "gap at the first other token: median"]
-    head += ["largest", "two best tokens' gap moves: median", "99.9%", "largest"]
-    return "\n".join([*lines, markdown_table(head, [_cells(row) for row in rows], "lrrrrrrr")]) + "\n"
+    first = report["rows"][0]
+    return (
+        f"{first['num_answers']} greedy answers, {first['num_tokens']} tokens. The reference is transformers in "
+        f"float32; the gap of its two best tokens, in logits, is below {low:.3f} at 1% of the tokens, below "
+        f"{tenth:.3f} at 10%, below {median:.2f} at half."
+    )
 
 
-def _cells(row: Report) -> list[Any]:
-    low, value, high = (f"{100 * row['agreement'][part]:.2f}" for part in ("low", "value", "high"))
-    numbers = [*(row["gap"] or ["", ""]), *row["moved"]]
-    shown = [f"{number:.2g}" if number else number for number in numbers]
-    return [row["name"], row["same"], f"{value} ({low} to {high})", *shown]
+def _at(name: str, place: int) -> Callable[[Report], str]:
+    """Return the value of a column that is one of several numbers, which there may not be."""
+    return lambda row: f"{row[name][place]:.2g}" if row[name] else ""
 
 
-def main() -> int:
-    """Print the table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a directory, or a GGUF file")
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("engines", type=named, nargs="+", metavar="NAME=ENGINE")
-    parser.add_argument("--num-prompts", type=positive, metavar="N", help="the first N (default: all)")
-    parser.add_argument("--max-tokens", type=positive, default=64, help="of an answer (default %(default)s)")
-    parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)")
-    add_work(parser, what="the reference, kept")
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.real_model.agreement", __doc__,
+    options=(
+        place("checkpoint", "a directory, or a GGUF file"), place("prompts"),
+        option("engines", type=named, nargs="+", metavar="NAME=ENGINE"),
+        number("--num-prompts", None, "the first N (default: all)", metavar="N"),
+        number("--max-tokens", 64, "of an answer (default %(default)s)"),
+        option("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)"),
+        work(what="the reference, kept"), output("OUTPUT.json and .md"),
+    ),
+    measure=make_report, merged=("name",), is_dated=True, notes=notes, align="lrrrrrrr",
+    columns=(
+        ("", "name"), ("answers as the reference", "same"),
+        ("same best token, %", lambda row: interval(row["agreement"], 2, 100)),
+        ("gap at the first other token: median", _at("gap", 0)), ("largest", _at("gap", 1)),
+        ("two best tokens' gap moves: median", _at("moved", 0)), ("99.9%", _at("moved", 1)),
+        ("largest", _at("moved", 2)),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -7,7 +7,6 @@ the answer, ANSWERS.txt the conversations as the chat template writes them. A ru
 answers are written together, ``--at-once`` of them.
 """
 
-import argparse
 import json
 import time
 from dataclasses import replace
@@ -18,8 +17,9 @@ from tqdm import tqdm
 
 from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
-from perf.harness.command import make_parser, positive, run_main
+from perf.harness.command import make_parser, run_main
 from perf.harness.files import append, read_lines
+from perf.harness.options import number, option, place
 
 
 def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_once: int, params: SamplingParams) -> int:
@@ -40,34 +40,34 @@ def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_onc
     return total
 
 
-def parse_args() -> argparse.Namespace:
-    """Return the options given."""
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("answers", type=Path)
-    parser.add_argument("--num-prompts", type=positive, metavar="N", help="the first N (default: all)")
-    parser.add_argument("--max-tokens", type=positive, default=256, help="of an answer (default %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.95, help="(default %(default)s)")
-    parser.add_argument("--at-once", type=positive, default=512, metavar="N", help="answers a write")
-    parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)")
-    return parser.parse_args()
+def conversations_of(prompts: Path, num: int | None) -> list[dict[str, Any]]:
+    """Return the first ``num`` conversations of a file, or all. Raises KvforgeError where it cannot be read."""
+    try:
+        return [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()[:num]]
+    except OSError as error:
+        told = f"{prompts} cannot be read ({error.strerror}); perf.real_model.texts makes it."
+        raise KvforgeError(told) from None
+
+
+PARSER = make_parser(
+    __doc__, place("engine"), place("prompts"), place("answers"),
+    number("--num-prompts", None, "the first N (default: all)", metavar="N"),
+    number("--max-tokens", 256, "of an answer (default %(default)s)"),
+    option("--temperature", type=float, default=0.8, help="0: greedy (default %(default)s)"),
+    option("--top-p", type=float, default=0.95, help="(default %(default)s)"),
+    number("--at-once", 512, "answers a write", metavar="N"),
+    option("--kv-cache-gib", type=float, default=2.0, help="(default %(default)s)"),
+)  # fmt: skip
 
 
 def main() -> int:
     """Write the answers."""
-    args = parse_args()
-    try:
-        lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.num_prompts]
-    except OSError as error:
-        raise KvforgeError(
-            f"{args.prompts} cannot be read ({error.strerror}); perf.real_model.texts makes it."
-        ) from None
+    args = PARSER.parse_args()
+    conversations = conversations_of(args.prompts, args.num_prompts)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p)
     llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib)
     begin = time.perf_counter()
-    total = answer_all(llm, [json.loads(line) for line in lines], args.answers, args.at_once, params)
+    total = answer_all(llm, conversations, args.answers, args.at_once, params)
     seconds = time.perf_counter() - begin
     rows = read_lines(args.answers)
     texts = [llm.chat_prompt(row["messages"], add_generation_prompt=False).text for row in rows]

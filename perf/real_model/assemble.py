@@ -18,6 +18,7 @@ from kvforge.distill.export import export_checkpoint
 from kvforge.distill.trained_parameters import is_trained
 from kvforge.swiftkv import SwiftKVForCausalLM
 from perf.harness.command import make_parser, run_main
+from perf.harness.options import place
 
 
 def assemble(rewired: Path, weights: Path, output: Path) -> None:
@@ -36,11 +37,7 @@ def assemble(rewired: Path, weights: Path, output: Path) -> None:
 
 def main() -> None:
     """Parse the command line and write."""
-    parser = make_parser(__doc__)
-    parser.add_argument("rewired", type=Path)
-    parser.add_argument("weights", type=Path)
-    parser.add_argument("student", type=Path)
-    args = parser.parse_args()
+    args = make_parser(__doc__, place("rewired"), place("weights"), place("student")).parse_args()
     assemble(args.rewired, args.weights, args.student)
     print(args.student)
 

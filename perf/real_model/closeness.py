@@ -16,12 +16,22 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.run import EvalOptions, run_evaluation
 from kvforge.manifest import load_manifest
-from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
-from perf.harness.files import merge_rows, read_json
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import (
+    Experiment,
+    Report,
+    Row,
+    columns_table,
+    interval,
+    named,
+    number,
+    option,
+    output,
+    place,
+    told,
+)
+from perf.harness.plots import panels
 
 
 def measure(name: str, engine: Path, teacher: Path, text: Path, num: int, length: int) -> dict[str, Any]:
@@ -40,102 +50,78 @@ def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     of_engine: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         of_engine.setdefault(row["name"], []).append(row)
-    return [
-        {
-            "name": name,
-            "kinds": len(own),
-            "kl": sum(row["kl"]["value"] for row in own) / len(own),
-            "agreement": sum(row["agreement"]["value"] for row in own) / len(own),
-            "perplexity": sum(row["perplexity"]["value"] / row["teacher_perplexity"]["value"] for row in own)
-            / len(own),
-        }
-        for name, own in of_engine.items()
-    ]
+    return [{"name": name, "kinds": len(own), **_mean(own)} for name, own in of_engine.items()]
+
+
+def _mean(own: list[Row]) -> dict[str, float]:
+    kl, same = (sum(row[name]["value"] for row in own) / len(own) for name in ("kl", "agreement"))
+    perplexity = sum(row["perplexity"]["value"] / row["teacher_perplexity"]["value"] for row in own) / len(own)
+    return {"kl": kl, "agreement": same, "perplexity": perplexity}
+
+
+MEANS = (
+    ("KL, nats a token", "kl", ".4f"), ("same best token", "agreement", ".1%"),
+    ("perplexity, teacher's = 1", "perplexity", ".3f"),
+)  # fmt: skip
 
 
 def markdown(report: Report, subject: str = "engine") -> str:
     """Return the tables of rows that are of a ``subject`` each."""
     rows = report["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    cells = {(row["name"], row["kind"]): row for row in rows}
-    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
-    head = [subject, "KL, nats a token", "same best token", "perplexity, teacher's = 1"]
-    lines += ["Means over the kinds of text.", ""]
-    body = [
-        [m["name"], f"{m['kl']:.4f}", f"{100 * m['agreement']:.1f}%", f"{m['perplexity']:.3f}"] for m in means(rows)
-    ]
-    lines += [markdown_table(head, body, "lrrr")]
+    of_name: dict[str, Row] = {}
+    for row in rows:
+        of_name.setdefault(row["name"], {"name": row["name"]})[row["kind"]] = row
+    parts = [told(report), "Means over the kinds of text."]
+    parts.append(columns_table([(subject, "name"), *MEANS], means(rows), "lrrr"))
     for title, show in (
-        (f"KL(teacher ‖ {subject}), nats a token, 95% intervals", lambda row: _interval(row["kl"], 4)),
-        ("Same best token, %", lambda row: _interval(row["agreement"], 1, 100)),
-        (
-            "Perplexity (teacher's)",
-            lambda row: f"{row['perplexity']['value']:.2f} ({row['teacher_perplexity']['value']:.2f})",
-        ),
+        (f"KL(teacher ‖ {subject}), nats a token, 95% intervals", lambda row: interval(row["kl"], 4)),
+        ("Same best token, %", lambda row: interval(row["agreement"], 1, 100)),
+        ("Perplexity (teacher's)", "{0[perplexity][value]:.2f} ({0[teacher_perplexity][value]:.2f})".format),
     ):
-        table = [
-            [name, *(show(cells[name, kind]) if (name, kind) in cells else "" for kind in kinds)]
-            for name in dict.fromkeys(row["name"] for row in rows)
-        ]
-        lines += ["", title, "", markdown_table([subject, *kinds], table, "l" + "r" * len(kinds))]
-    return "\n".join(lines) + "\n"
-
-
-def _interval(estimate: dict[str, float], digits: int, factor: float = 1) -> str:
-    low, value, high = (f"{factor * estimate[part]:.{digits}f}" for part in ("low", "value", "high"))
-    return f"{value} ({low} to {high})"
+        columns = [(kind, lambda own, kind=kind, show=show: show(own[kind]) if kind in own else "") for kind in kinds]
+        parts += [title, columns_table([(subject, "name"), *columns], of_name.values(), "l" + "r" * len(kinds))]
+    return "\n\n".join(parts) + "\n"
 
 
 def plot(report: Report, path: Path) -> None:
     """KL of each engine by kind of text, on a logarithmic scale."""
     rows = report["rows"]
     names = list(dict.fromkeys(row["name"] for row in rows))
-    figure = new_figure(8, 1 + 0.35 * len(names))
-    axes = figure.subplots()
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        axes.plot([row["kl"]["value"] for row in own], [names.index(row["name"]) for row in own], "o", label=kind)
-    axes.set(xscale="log", xlabel="KL(teacher ‖ engine), nats a token", yticks=range(len(names)), yticklabels=names)
-    axes.invert_yaxis()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    save_figure(figure, path)
+    with panels(path, 8, 1 + 0.35 * len(names)) as (axes,):
+        for kind in dict.fromkeys(row["kind"] for row in rows):
+            own = [row for row in rows if row["kind"] == kind]
+            axes.plot([row["kl"]["value"] for row in own], [names.index(row["name"]) for row in own], "o", label=kind)
+        axes.set(xscale="log", xlabel="KL(teacher ‖ engine), nats a token", yticks=range(len(names)), yticklabels=names)
+        axes.invert_yaxis()
 
 
-def make_report(args: argparse.Namespace) -> Report:
+def make_report(args: argparse.Namespace) -> list[Row]:
     """Measure every engine on every text."""
-    texts = sorted(args.texts.glob("*.txt"))
-    if not texts:
-        raise KvforgeError(f"{args.texts} has no .txt file; perf.real_model.texts writes some.")
-    cells = [(*engine, text) for engine in args.engines for text in texts]
-    new = [
+    cells = [(*engine, text) for engine in args.engines for text in texts_of(args.texts)]
+    return [
         measure(name, engine, args.teacher, text, args.num_documents, args.length)
         for name, engine, text in tqdm(cells, unit="text", disable=None)
     ]
-    old = read_json(args.output.with_suffix(".json"), {"rows": []})["rows"] if args.output else []
-    return {**begin_dated_report("perf.real_model.closeness"), "rows": merge_rows(old, new, ("name", "kind"))}
 
 
-def named(text: str) -> tuple[str, Path]:
-    """The type of NAME=ENGINE."""
-    name, mark, engine = text.partition("=")
-    if not (name and mark and engine):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=ENGINE")
-    return name, Path(engine)
+def texts_of(folder: Path) -> list[Path]:
+    """Return the files, one of each kind of text. Raises KvforgeError where there are none."""
+    if texts := sorted(folder.glob("*.txt")):
+        return texts
+    raise KvforgeError(f"{folder} has no .txt file; perf.real_model.texts writes some.")
 
 
-def main() -> int:
-    """Print the tables."""
-    parser = make_parser(__doc__)
-    parser.add_argument("teacher", type=Path)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("engines", type=named, nargs="+", metavar="NAME=ENGINE")
-    parser.add_argument("--num-documents", type=positive, default=24, help="of a kind (default %(default)s)")
-    parser.add_argument("--length", type=positive, default=1024, help="tokens of a document (default %(default)s)")
-    add_report(parser, "OUTPUT.json, .md and .svg")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True, plot=plot)
+EXPERIMENT = Experiment(
+    "perf.real_model.closeness", __doc__,
+    options=(
+        place("teacher"), place("texts"), option("engines", type=named, nargs="+", metavar="NAME=ENGINE"),
+        number("--num-documents", 24, "of a kind (default %(default)s)"),
+        number("--length", 1024, "tokens of a document (default %(default)s)"), output("OUTPUT.json, .md and .svg"),
+    ),
+    measure=make_report, merged=("name", "kind"), is_dated=True, shown=markdown, plot=plot,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -23,7 +23,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.documents import text_documents
 from kvforge.rewire import RewireOptions
 from kvforge.rewire.initialise import new_tensors
@@ -34,7 +33,8 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
-from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
+from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
+from perf.harness.plots import panels
 from perf.real_model.closeness import markdown, means
 from perf.real_model.outputs import closeness, sums_of
 
@@ -122,44 +122,27 @@ def plot(report: Report, path: Path) -> None:
     """KL and agreement over the share of prefill that is skipped, a line for each size of groups; means over kinds."""
     of_name = {row["name"]: row for row in report["rows"]}
     found = [{**of_name[mean["name"]], **mean} for mean in means(report["rows"])]
-    figure = new_figure(9, 3.6)
-    for axes, key, label, scale in zip(
-        figure.subplots(1, 2),
-        ("kl", "agreement"),
-        ("KL, nats a token", "same best token"),
-        ("log", "linear"),
-        strict=True,
-    ):
-        for size in sorted({row["group_size"] for row in found}):
-            line = sorted((row["skipped"], row[key]) for row in found if row["group_size"] == size)
-            axes.plot(*zip(*line, strict=True), "o-", label=f"{size}-way" if size > 1 else "no groups")
-        axes.set(xlabel="share of the layers that prompts skip", ylabel=label, yscale=scale)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    save_figure(figure, path)
+    sides = ("kl", "KL, nats a token", "log"), ("agreement", "same best token", "linear")
+    with panels(path, 9, 3.6, 2) as both:
+        for axes, (key, label, scale) in zip(both, sides, strict=True):
+            for size in sorted({row["group_size"] for row in found}):
+                line = sorted((row["skipped"], row[key]) for row in found if row["group_size"] == size)
+                axes.plot(*zip(*line, strict=True), "o-", label=f"{size}-way" if size > 1 else "no groups")
+            axes.set(xlabel="share of the layers that prompts skip", ylabel=label, yscale=scale)
 
 
-def make_report(args: argparse.Namespace) -> Report:
-    """Measure every student."""
-    return {**begin_dated_report("perf.real_model.cuts"), "rows": list(rows(args))}
-
-
-def main() -> int:
-    """Print the tables."""
-    parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("calibration", type=Path, help="a text file that the projections are fitted to")
-    parser.add_argument("--skipped", type=float, nargs="+", default=[0.25, 0.4, 0.5, 0.625], metavar="SHARE")
-    parser.add_argument("--group-size", type=positive, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--num-samples", type=positive, default=64, help="of calibration (default %(default)s)")
-    parser.add_argument("--num-documents", type=positive, default=6, help="of a kind (default %(default)s)")
-    parser.add_argument("--length", type=positive, default=512, help="tokens of a document (default %(default)s)")
-    add_report(parser, "OUTPUT.json, .md and .svg")
-    args = parser.parse_args()
-    show = partial(markdown, subject="student")
-    return run_program(args, lambda: make_report(args), show, markdown=True, plot=plot)
+EXPERIMENT = Experiment(
+    "perf.real_model.cuts", __doc__,
+    options=(
+        place("checkpoint"), place("texts"), place("calibration", "a text file that the projections are fitted to"),
+        option("--skipped", type=float, nargs="+", default=[0.25, 0.4, 0.5, 0.625], metavar="SHARE"),
+        numbers("--group-size", [1, 2, 4]), number("--num-samples", 64, "of calibration (default %(default)s)"),
+        number("--num-documents", 6, "of a kind (default %(default)s)"),
+        number("--length", 512, "tokens of a document (default %(default)s)"), output("OUTPUT.json, .md and .svg"),
+    ),
+    measure=rows, is_dated=True, shown=partial(markdown, subject="student"), plot=plot,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.compare import kl_divergence
@@ -31,20 +30,12 @@ from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct, wilson
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime import LLMEngine
 from kvforge.tasks.prompt import Example
-from perf.harness.command import (
-    Report,
-    add_report,
-    add_resume,
-    add_work,
-    begin_dated_report,
-    make_parser,
-    positive,
-    run_program,
-)
 from perf.harness.engines import tokenizer_of
+from perf.harness.experiment import RESUME, Experiment, Report, number, numbers, option, output, place, work
 from perf.harness.files import read_lines, run_cells
 from perf.harness.forced import forced_logits
 from perf.quality.answers import examples_of
+from perf.real_model.closeness import texts_of
 from perf.real_model.policies_report import markdown, plot
 from perf.real_model.policy_cells import FULL, NAMES, Cell, Engines, cells_of
 
@@ -55,20 +46,17 @@ SETTINGS = ("length", "forced", "num_documents", "retrieval_length", "num_prompt
 
 def documents_of(texts: Path, engine: Path, num: int, length: int) -> list[list[int]]:
     """Return ``num`` pieces of ``length`` tokens of each kind of text."""
-    files = sorted(texts.glob("*.txt"))
-    if not files:
-        raise KvforgeError(f"{texts} has no .txt file; perf.real_model.texts writes some.")
     tokenizer = tokenizer_of(engine)
-    return [document for file in files for document in text_documents(file, tokenizer, num, length)]
+    return [document for file in texts_of(texts) for document in text_documents(file, tokenizer, num, length)]
 
 
 def decode_logits(engine: LLMEngine, documents: Sequence[list[int]], num_prompt: int) -> np.ndarray:
     """Return the logits of the tokens that decode steps predict, ``[documents, forced - 1, vocab]`` float32."""
     num_decoded = len(documents[0]) - num_prompt - 1
     found = np.zeros((len(documents), num_decoded, engine.manifest.vocab_size), np.float32)
-    for index, place, logits in forced_logits(engine, documents, num_prompt):
-        if place > num_prompt:
-            found[index, place - num_prompt - 1] = logits
+    for index, at, logits in forced_logits(engine, documents, num_prompt):
+        if at > num_prompt:
+            found[index, at - num_prompt - 1] = logits
     return found
 
 
@@ -144,30 +132,29 @@ def make_report(args: argparse.Namespace) -> Report:
         run_cells(left, lambda cell: [{**measurement.row(cell), "settings": settings}], lines, args.minutes, "cell")
         own = [row for row in read_lines(lines) if row.pop("settings") == settings]
         rows = [row for row in own if Cell(row["name"], row["budget"]) in cells]
-    kinds = [file.stem for file in sorted(args.texts.glob("*.txt"))]
-    return {**begin_dated_report("perf.real_model.policies"), **settings, "kinds": kinds, "rows": rows}
+    return {"kinds": [file.stem for file in texts_of(args.texts)], "rows": rows}
 
 
-def main() -> int:
-    """Print the tables."""
-    parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("--policy", nargs="+", choices=NAMES, help="default: all")
-    parser.add_argument("--budget", type=positive, nargs="+", default=[128, 512], help="(default 128 512)")
-    parser.add_argument("--length", type=positive, default=2048, help="tokens of a prompt (default %(default)s)")
-    parser.add_argument("--forced", type=positive, default=33, help="tokens after it (default %(default)s)")
-    parser.add_argument("--num-documents", type=positive, default=2, help="of a kind (default %(default)s)")
-    parser.add_argument("--retrieval-length", type=positive, nargs="+", default=[1024, 4096], metavar="LENGTH")
-    parser.add_argument("--num-prompts", type=positive, default=8, help="of retrieval, a length (default %(default)s)")
-    add_work(parser)
-    add_report(parser, "OUTPUT.json, .md and .svg")
-    add_resume(parser)
-    args = parser.parse_args()
-    if args.forced < 2:
-        parser.error("--forced must be at least 2: the first token is the prompt's own step's")
-    return run_program(args, lambda: make_report(args), markdown, markdown=True, plot=plot)
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    return None if args.forced > 1 else "--forced must be at least 2: the first token is the prompt's own step's"
+
+
+EXPERIMENT = Experiment(
+    "perf.real_model.policies", __doc__,
+    options=(
+        place("checkpoint"), place("texts"), option("--policy", nargs="+", choices=NAMES, help="default: all"),
+        numbers("--budget", [128, 512], "(default 128 512)"),
+        number("--length", 2048, "tokens of a prompt (default %(default)s)"),
+        number("--forced", 33, "tokens after it (default %(default)s)"),
+        number("--num-documents", 2, "of a kind (default %(default)s)"),
+        numbers("--retrieval-length", [1024, 4096], metavar="LENGTH"),
+        number("--num-prompts", 8, "of retrieval, a length (default %(default)s)"), work(),
+        output("OUTPUT.json, .md and .svg"), RESUME,
+    ),
+    measure=make_report, settings=SETTINGS, is_dated=True, shown=markdown, plot=plot, check=check,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

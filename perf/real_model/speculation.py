@@ -13,10 +13,8 @@ texts are those of batches with exits or drafts that differ. Writes OUTPUT.json 
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -26,9 +24,10 @@ from kvforge.evaluation.documents import text_documents
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.engines import tokenizer_of
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
+from perf.real_model.answers import conversations_of
+from perf.real_model.closeness import texts_of
 from perf.speculation.prompt_lookup import pair_of, paired
 
 KV_CACHE_GIB = 0.5
@@ -40,21 +39,16 @@ Prompts = tuple[str, list[list[int]], list[SamplingParams]]
 def prompts_of(engine: Path, texts: Path, num: int, length: int, num_tokens: int) -> Iterator[Prompts]:
     """Yield the prompts of each kind, ``num`` of them. Raises KvforgeError where there are none."""
     tokenizer = tokenizer_of(engine)
-    conversations = texts / "prompts.jsonl"
-    if conversations.is_file():
+    if (conversations := texts / "prompts.jsonl").is_file():
         llm = LLM(engine, kv_cache_gib=KV_CACHE_GIB)
-        lines = conversations.read_text(encoding="utf-8").splitlines()[:num]
-        asked = [llm.chat_prompt(json.loads(line)["messages"]).text for line in lines]
+        asked = [llm.chat_prompt(row["messages"]).text for row in conversations_of(conversations, num)]
         params = [
             SamplingParams(temperature=TEMPERATURE, max_tokens=num_tokens, ignore_eos=True, seed=seed)
             for seed in range(len(asked))
         ]
         yield "answers", [tokenizer.encode(text, add_special_tokens=False) for text in asked], params
-    files = sorted(texts.glob("*.txt"))
-    if not files:
-        raise KvforgeError(f"{texts} has no .txt file; perf.real_model.texts writes some.")
     greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for file in files:
+    for file in texts_of(texts):
         pieces = text_documents(file, tokenizer, num, length)
         yield file.stem, pieces, [greedy] * len(pieces)
 
@@ -86,44 +80,33 @@ def make_report(args: argparse.Namespace) -> Report:
             found = paired(engines, prompts, params, batch, args.seconds)
             kept = {key: found[key] for key in found if key != "ratios" and not key.startswith("full_batch")}
             rows.append({"drafts": drafter, "kind": kind, **kept})
-    return {**begin_dated_report("perf.real_model.speculation"), "rows": rows}
+    return {"rows": rows}
 
 
-def markdown(report: Report) -> str:
-    """A row for each drafter, batch and kind."""
-    head = ["drafts", "batch", "kind", "plain tok/s", "with drafts", "ratio", "95% interval", "accepted", "a draft"]
-    head += ["CPU time", "exits", "other texts"]
-    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", ""]
-    return "\n".join([*lines, markdown_table(head, [_cells(row) for row in report["rows"]], "lrlrrrlrrrrr")]) + "\n"
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    low, high = row["interval"]
-    return [
-        *(row["drafts"], row["batch"], row["kind"], f"{row['plain_tok_s']:.0f}", f"{row['drafts_tok_s']:.0f}"),
-        *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
-        *(f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}", f"{row['cpu_ratio']:.2f}"),
-        *(f"{row['share_of_exits']:.0%}", f"{row['pairs_with_other_tokens']} of {row['pairs'] + 1}"),
-    ]
-
-
-def main() -> int:
-    """Print the table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("--draft-engine", type=Path, help="its drafts, too")
-    parser.add_argument("--exit-threshold", type=float, nargs="*", default=[], metavar="P", help="exits above P, too")
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="prompts at a time (default 1 8)")
-    parser.add_argument("--num-speculative-tokens", type=positive, default=4, help="(default %(default)s)")
-    parser.add_argument("--num-prompts", type=positive, default=16, help="of a kind (default %(default)s)")
-    parser.add_argument("--length", type=positive, default=512, help="tokens of a piece (default %(default)s)")
-    parser.add_argument("--num-tokens", type=positive, default=96, help="tokens decoded (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=9.0, help="for each case at least (default %(default)s)")
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.real_model.speculation", __doc__,
+    options=(
+        place("engine"), place("texts"), place("--draft-engine", "its drafts, too"),
+        option("--exit-threshold", type=float, nargs="*", default=[], metavar="P", help="exits above P, too"),
+        numbers("--batch", [1, 8], "prompts at a time (default 1 8)"),
+        number("--num-speculative-tokens", 4, "(default %(default)s)"),
+        number("--num-prompts", 16, "of a kind (default %(default)s)"),
+        number("--length", 512, "tokens of a piece (default %(default)s)"),
+        number("--num-tokens", 96, "tokens decoded (default %(default)s)"),
+        option("--seconds", type=float, default=9.0, help="for each case at least (default %(default)s)"),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=make_report, is_dated=True, align="lrlrrrlrrrrr",
+    columns=(
+        ("drafts", "drafts"), ("batch", "batch"), ("kind", "kind"), ("plain tok/s", "plain_tok_s", ".0f"),
+        ("with drafts", "drafts_tok_s", ".0f"), ("ratio", "ratio", ".2f"),
+        ("95% interval", lambda row: "{:.2f} to {:.2f}".format(*row["interval"])), ("accepted", "acceptance", ".0%"),
+        ("a draft", "mean_accepted_length", ".1f"), ("CPU time", "cpu_ratio", ".2f"),
+        ("exits", "share_of_exits", ".0%"),
+        ("other texts", lambda row: f"{row['pairs_with_other_tokens']} of {row['pairs'] + 1}"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -22,10 +22,21 @@ from typing import Any
 from kvforge.common.errors import MissingToolError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.lm_run import task_manager
-from perf.harness.command import Report, add_report, add_work, begin_dated_report, make_parser, positive, run_program
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import (
+    Experiment,
+    Report,
+    Row,
+    columns_table,
+    interval,
+    named,
+    number,
+    option,
+    output,
+    place,
+    told,
+    work,
+)
 from perf.peers.prepare import prepare_peer
-from perf.real_model.closeness import named
 from perf.real_model.task_files import task_definitions
 
 MODEL = "transformers, bf16"
@@ -55,37 +66,31 @@ def rows_of(name: str, scores: Scores, beside: Scores) -> list[dict[str, Any]]:
         ones = [1.0] * len(own)
         more = [mine - theirs for mine, theirs in zip(own, beside[task], strict=True)]
         same = sum(mine == theirs for mine, theirs in zip(own, beside[task], strict=True))
-        rows.append(
-            {
-                "name": name,
-                "task": task,
-                "num_questions": len(own),
-                "score": asdict(bootstrap_interval(own, ones)),
-                "more": asdict(bootstrap_interval(more, ones)),
-                "same": same / len(own),
-            }
-        )
+        row = {"name": name, "task": task, "num_questions": len(own), "score": asdict(bootstrap_interval(own, ones))}
+        rows.append(row | {"more": asdict(bootstrap_interval(more, ones)), "same": same / len(own)})
     return rows
 
 
 def markdown(report: Report) -> str:
     """Scores, and differences to the model's own."""
-    rows = report["rows"]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    cells = {(row["name"], row["task"]): row for row in rows}
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    lines = [f"`{report['command']}`, {report['date']}, {report['machine']}", "", "Score, %, 95% interval", ""]
-    heads = [f"{task} ({cells[names[0], task]['num_questions']})" for task in tasks]
-    for index, (part, digits) in enumerate((("score", 1), ("more", 1))):
-        lines += ["", f"More than {MODEL}, points, 95% interval of pairs", ""] if index else []
-        body = [[name, *(_interval(cells[name, task][part], digits) for task in tasks)] for name in names[index:]]
-        lines.append(markdown_table(["", *heads], body, "l" + "r" * len(tasks)))
-    return "\n".join(lines) + "\n"
-
-
-def _interval(estimate: dict[str, float], digits: int) -> str:
-    low, value, high = (f"{100 * estimate[part]:.{digits}f}" for part in ("low", "value", "high"))
-    return f"{value} ({low} to {high})"
+    of_name: dict[str, Row] = {}
+    for row in report["rows"]:
+        of_name.setdefault(row["name"], {"name": row["name"]})[row["task"]] = row
+    first, *others = of_name.values()
+    parts = [told(report)]
+    for title, part, rows in (
+        ("Score, %, 95% interval", "score", [first, *others]),
+        (f"More than {MODEL}, points, 95% interval of pairs", "more", others),
+    ):
+        columns = [
+            (
+                f"{task} ({first[task]['num_questions']})",
+                lambda own, at=task, part=part: interval(own[at][part], 1, 100),
+            )
+            for task in list(first)[1:]
+        ]
+        parts += [title, columns_table([("", "name"), *columns], rows, "l" + "r" * len(columns))]
+    return "\n\n".join(parts) + "\n"
 
 
 def make_report(args: argparse.Namespace) -> Report:
@@ -107,21 +112,21 @@ def make_report(args: argparse.Namespace) -> Report:
         rows = rows_of(MODEL, beside, beside)
         for name, engine in args.engines:
             rows += rows_of(name, scores_of(EngineLM(engine, show_progress=False), tasks, manager), beside)
-    return {**begin_dated_report("perf.real_model.tasks"), "rows": rows}
+    return {"rows": rows}
 
 
-def main() -> int:
-    """Print the tables."""
-    parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a directory, or a GGUF file")
-    parser.add_argument("sources", type=Path)
-    parser.add_argument("engines", type=named, nargs="+", metavar="NAME=ENGINE")
-    parser.add_argument("--limit", type=positive, default=200, help="questions of a benchmark (default %(default)s)")
-    add_work(parser, Path(tempfile.gettempdir()) / "kvforge-peers", "the model as transformers reads it, kept")
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.real_model.tasks", __doc__,
+    options=(
+        place("checkpoint", "a directory, or a GGUF file"), place("sources"),
+        option("engines", type=named, nargs="+", metavar="NAME=ENGINE"),
+        number("--limit", 200, "questions of a benchmark (default %(default)s)"),
+        work(Path(tempfile.gettempdir()) / "kvforge-peers", "the model as transformers reads it, kept"),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=make_report, is_dated=True, shown=markdown,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

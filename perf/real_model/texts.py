@@ -11,7 +11,6 @@ texts as rows of data, ``texts.jsonl``, and ``texts.json``, which says how much 
 is held out is trained on.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -21,9 +20,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
-from perf.harness.command import make_parser, positive, run_main
+from perf.harness.command import make_parser, run_main
 from perf.harness.engines import ROOT
 from perf.harness.files import write_json
+from perf.harness.options import number, place
 
 HELD_OUT_MODULES = ("argparse.py", "tarfile.py", "statistics.py", "zipfile.py", "shutil.py", "logging/__init__.py")
 HELD_OUT_SHARE = 10
@@ -122,18 +122,10 @@ def _describe(path: Path) -> dict[str, object]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def parse_args() -> argparse.Namespace:
-    """Return the options given."""
-    parser = make_parser(__doc__)
-    parser.add_argument("sources", type=Path)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--prompts-per-template", type=positive, default=64, metavar="N")
-    return parser.parse_args()
-
-
 def main() -> int:
     """Write the texts."""
-    args = parse_args()
+    given = place("sources"), place("output"), number("--prompts-per-template", 64, metavar="N")
+    args = make_parser(__doc__, *given).parse_args()
     try:
         found = write_texts(args.sources, args.output, args.prompts_per_template)
     except OSError as error:

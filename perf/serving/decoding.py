@@ -8,9 +8,8 @@ what Triton's metrics port says: rates over a level's requests, bytes the most t
 """
 
 import argparse
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,8 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
-from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, make_parser, run_program
 from perf.harness.engines import ASSETS, cached_engine, tokenizer_of
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Row, chosen, lengths, levels, output, work
 from perf.serving.load.client import FORCED, ask_text
 from perf.serving.load.level import LevelMeter
 
@@ -130,52 +128,40 @@ def settled(metrics_url: str) -> dict[str, float]:
     return read_metrics(metrics_url)
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """Return the table under what it was measured with."""
-    head = ("way to decode", "concurrency", "TTFT p50, ms", "TPOT p50, ms", "output tok/s", "drafts accepted")
-    more = (
-        "tokens that left early",
-        "selected chunks in place",
-        "cache on the device, MB",
-        "on the host, MB",
-        "failed",
-    )
-    return (
-        f"`{report['command']}`\n\n{report['machine']}. Tiny SwiftKV student, bf16, {report['input_tokens']} tokens "
-        f"in, {report['output_tokens']} out; shadowkv is `{SHADOWKV}`. Bytes: the most in use at a time.\n\n"
-        f"{markdown_table([*head, *more], map(_cells, report['rows']))}\n"
-    )
+def of(part: str, whole: str) -> Callable[[Row], str]:
+    """Return the value of a column that is a share, where there is any."""
+    return lambda row: f"{row[part] / row[whole]:.0%}" if row.get(whole) and row[part] else "-"
 
 
-def _cells(row: dict[str, Any]) -> list[Any]:
-    in_use = [f"{row['most_bytes'][memory] / 1e6:.2f}" for memory in ("device", "host")]
-    return [
-        *(row["variant"], row["concurrency"], f"{1e3 * row['ttft_s']['p50']:.1f}", f"{1e3 * row['tpot_s']['p50']:.2f}"),
-        f"{row['output_tok_s']:.0f}",
-        f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:.0f}" if row["drafted"] else "-",
-        f"{row['early_exits'] / row['generated']:.0%}" if row["early_exits"] else "-",
-        # Runs that were kept from before chunks were counted have no such numbers.
-        f"{row['reused'] / row['selected']:.0%}" if row.get("selected") else "-",
-        *(*in_use, row["num_incomplete"]),
-    ]
+def accepted(row: Row) -> str:
+    """The share of drafts that were accepted."""
+    return f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:.0f}" if row["drafted"] else "-"
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    add_work(parser)
-    add_levels(parser, [1, 4], min_requests=12, kv_cache_gib=0.5, waves=False)
-    add_lengths(parser, 1500, 64)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-
-    def make() -> dict[str, Any]:
-        lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
-        rows = [row for name in args.variant for row in measure(name, args)]
-        return {**begin_report("perf.serving.decoding"), **lengths, "rows": rows}
-
-    return run_program(args, make, markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.serving.decoding", __doc__,
+    options=(
+        chosen("--variant", list(VARIANTS)), work(), levels([1, 4], min_requests=12, kv_cache_gib=0.5, waves=False),
+        lengths(1500, 64), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=lambda args: [row for name in args.variant for row in measure(name, args)],
+    settings=("input_tokens", "output_tokens"),
+    notes=f"Tiny SwiftKV student, bf16, {{input_tokens}} tokens in, {{output_tokens}} out; shadowkv is `{SHADOWKV}`. "
+    "Bytes: the most in use at a time.",
+    columns=(
+        ("way to decode", "variant"), ("concurrency", "concurrency"),
+        ("TTFT p50, ms", lambda row: 1e3 * row["ttft_s"]["p50"], ".1f"),
+        ("TPOT p50, ms", lambda row: 1e3 * row["tpot_s"]["p50"], ".2f"), ("output tok/s", "output_tok_s", ".0f"),
+        ("drafts accepted", accepted), ("tokens that left early", of("early_exits", "generated")),
+        (
+            "selected chunks in place",
+            lambda row: f"{row['reused'] / row['selected']:.0%}" if row.get("selected") else "-",
+        ),
+        ("cache on the device, MB", lambda row: row["most_bytes"]["device"] / 1e6, ".2f"),
+        ("on the host, MB", lambda row: row["most_bytes"]["host"] / 1e6, ".2f"), ("failed", "num_incomplete"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -12,17 +12,26 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import ROOT, tokenizer_of
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import (
+    Experiment,
+    chosen,
+    columns_table,
+    lengths,
+    number,
+    output,
+    place,
+    spread,
+    told,
+    work,
+)
 from perf.serving.load.checkout import Served, serving
 from perf.serving.load.client import Answer, ask_all, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import tiny_engine
@@ -126,12 +135,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for entrance in args.entrance
         for side in sorted(sides, reverse=bool(turn % 2))
     ]
-    names = ("requests", "rounds", "input_tokens", "output_tokens")
-    return {
-        **begin_report("perf.serving.first_requests"),
-        **{name: vars(args)[name] for name in names},
-        "starts": [asdict(one) for one in starts],
-    }
+    return {"starts": [asdict(one) for one in starts]}
 
 
 def _waits(answers: list[Answer]) -> list[float]:
@@ -146,44 +150,48 @@ def _waits(answers: list[Answer]) -> list[float]:
     return sorted(waits)
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The report for a reader: milliseconds, of each start the request that waited longest."""
-    starts, rows = report["starts"], []
+def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each entrance and side; of each start the request that waited longest."""
+    starts = report["starts"]
     for entrance, side in dict.fromkeys((one["entrance"], one["side"]) for one in starts):
         own = [one for one in starts if (one["entrance"], one["side"]) == (entrance, side)]
-        later = [max(group) for one in own for group in one["later_s"]]
-        ready = statistics.median(one["ready_s"] for one in own)
-        shown = [_spread([max(one["first_s"]) for one in own]), _spread(later), f"{ready:.1f}"]
-        rows.append([ENTRANCES[entrance][0], side, str(len(own)), *shown])
-    head = ["entrance", "code", "starts", "first requests, ms", "later ones, ms", "start, s"]
-    return (
-        f"`{report['command']}`: `kvforge serve --openai` of the tiny teacher gets {report['requests']} requests of "
-        f"{report['input_tokens']} tokens at once as soon as it says that it serves, and as many again "
-        f"{report['rounds']} times. Time to the first token of the one that waits longest: median (least to most) over "
-        "the starts, and over the later groups of all starts. The last column is the median time until the server says "
-        f"that it serves. {report['machine']}.\n\n{markdown_table(head, rows, 'llrrrr')}\n"
+        yield {
+            "entrance": ENTRANCES[entrance][0],
+            "side": side,
+            "starts": len(own),
+            "first_s": [max(one["first_s"]) for one in own],
+            "later_s": [max(group) for one in own for group in one["later_s"]],
+            "ready_s": statistics.median(one["ready_s"] for one in own),
+        }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report for a reader: milliseconds."""
+    columns = (
+        ("entrance", "entrance"), ("code", "side"), ("starts", "starts"),
+        ("first requests, ms", lambda row: spread(row["first_s"], 0, 1e3)),
+        ("later ones, ms", lambda row: spread(row["later_s"], 0, 1e3)), ("start, s", "ready_s", ".1f"),
+    )  # fmt: skip
+    notes = (
+        f"`kvforge serve --openai` of the tiny teacher gets {report['requests']} requests of {report['input_tokens']} "
+        f"tokens at once as soon as it says that it serves, and as many again {report['rounds']} times. Time to the "
+        "first token of the one that waits longest: median (least to most) over the starts, and over the later "
+        "groups of all starts. The last column is the median time until the server says that it serves."
     )
+    return f"{told(report)}\n\n{notes}\n\n{columns_table(columns, rows_of(report), 'llrrrr')}\n"
 
 
-def _spread(seconds: list[float]) -> str:
-    return f"{1e3 * statistics.median(seconds):.0f} ({1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f})"
-
-
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--against", type=Path, help="another checkout, whose code is 'before' (default: this one alone)"
-    )
-    parser.add_argument("--starts", type=positive, default=5, help="of each side for each entrance (default 5)")
-    parser.add_argument("--entrance", nargs="+", choices=ENTRANCES, default=list(ENTRANCES))
-    parser.add_argument("--requests", type=positive, default=4, help="at once (default 4)")
-    parser.add_argument("--rounds", type=positive, default=3, help="of later requests (default 3)")
-    add_lengths(parser, 32, 4)
-    add_work(parser)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.serving.first_requests", __doc__,
+    options=(
+        place("--against", "another checkout, whose code is 'before' (default: this one alone)"),
+        number("--starts", 5, "of each side for each entrance (default 5)"), chosen("--entrance", list(ENTRANCES)),
+        number("--requests", 4, "at once (default 4)"), number("--rounds", 3, "of later requests (default 3)"),
+        lengths(32, 4), work(), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, settings=("requests", "rounds", "input_tokens", "output_tokens"), shown=markdown,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
@@ -24,14 +23,16 @@ from kvforge.runtime.llm import LLM
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import tokenizer_of
-from perf.serving.load.client import ask_all, ask_text, infer_request
+from perf.harness.experiment import Experiment, lengths, number, option, output, work
+from perf.harness.tables import text_table
+from perf.serving.load.client import ask_all, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine
 from perf.serving.load.processes import CpuWindow
 from perf.serving.load.prompts import make_prompts
 
 KV_CACHE_GIB = 1.0
+VARIANTS: dict[str, Any] = {"213m": VARIANTS_213M, "tiny": TINY}
 ENTRANCES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 ITERATIONS = 'nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"}'
 
@@ -69,8 +70,7 @@ class Way:
         if self.entrance != "tensorrt_llm":
             text = ask_text(prompt, max_tokens, end_id=-1)
             return infer_request(self.entrance, text, "text_output", stream_interval=self.stream_interval)
-        inputs = {"input_ids": token_ids, "input_lengths": len(token_ids), "request_output_len": max_tokens,
-                  "streaming": True, "end_id": -1}  # fmt: skip
+        inputs = ask_tokens(token_ids, max_tokens, end_id=-1)
         return infer_request(self.entrance, inputs, "output_ids", stream_interval=self.stream_interval)
 
 
@@ -90,8 +90,15 @@ def _check_lengths(lengths: list[int], wanted: int) -> None:
         raise KvforgeError(f"an answer has {min(lengths)} tokens where {wanted} were forced")
 
 
-def measure(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
+def variant_of(args: argparse.Namespace) -> str:
+    """Return the variant asked for, by default the model's first."""
+    return args.variant or next(iter(VARIANTS[args.model]))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Alternate all ways and offline use ``num_runs`` times, after one short warm-up of each; returns the report."""
+    variant = variant_of(args)
+    engine = engine_213m(args.work, variant) if args.model == "213m" else tiny_engine(args.work, TINY[variant])
     tokenizer, vocab = tokenizer_of(engine), load_manifest(engine).vocab_size
     ways = [Way(entrance, interval) for entrance in args.entrance for interval in args.stream_interval]
     num, concurrency = args.requests, args.concurrency or args.requests
@@ -121,11 +128,9 @@ def measure(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
                 _progress(f"{way.entrance}, {way.stream_interval}", served[way][-1])
     seconds = statistics.median(run.total_s for run in offline)
     return {
-        **begin_report("perf.serving.overhead"),
-        "requests": num,
+        "model": args.model,
+        "variant": variant_of(args),
         "concurrency": concurrency,
-        "input_tokens": args.input_tokens,
-        "output_tokens": args.output_tokens,
         "offline": {
             "seconds": seconds,
             "output_tok_s": num * args.output_tokens / seconds,
@@ -157,24 +162,21 @@ def _progress(name: str, run: Run) -> None:
     print(f"  {name}: {run.total_s:.2f} s, {run.num_steps} steps", file=sys.stderr, flush=True)
 
 
+COLUMNS = (
+    ("entrance", "entrance", "<18"), ("interval", "stream_interval", ">8"), ("seconds", "seconds", ">8.2f"),
+    ("tok/s out", "output_tok_s", ">9.0f"), ("of offline", "to_offline", ">10.3f"),
+    ("responses/s", "responses_s", ">11.0f"), ("tokens each", "tokens_per_response", ">11.1f"),
+    ("TTFT s", "ttft_s", ">7.2f"), ("ms/step", "step_ms", ">8.2f"),
+)  # fmt: skip
+
+
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    offline = report["offline"]
     lines = [
-        f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
-        f"{report['concurrency']} at a time",
-        f"{'entrance':<18} {'interval':>8} {'seconds':>8} {'tok/s out':>9} {'of offline':>10} {'responses/s':>11} "
-        f"{'tokens each':>11} {'TTFT s':>7} {'ms/step':>8}",
-        f"{'offline':<18} {'':>8} {offline['seconds']:>8.2f} {offline['output_tok_s']:>9.0f} {'':>10} {'':>11} "
-        f"{'':>11} {'':>7} {offline['step_ms']:>8.2f}",
+        "{requests} requests of {input_tokens} -> {output_tokens} tokens, {concurrency} at a time".format_map(report),
+        text_table(COLUMNS, [{"entrance": "offline", **report["offline"]}, *report["served"]]),
+        "processor seconds of a served run, by process:",
     ]
-    lines += [
-        f"{run['entrance']:<18} {run['stream_interval']:>8} {run['seconds']:>8.2f} {run['output_tok_s']:>9.0f} "
-        f"{run['to_offline']:>10.3f} {run['responses_s']:>11.0f} {run['tokens_per_response']:>11.1f} "
-        f"{run['ttft_s']:>7.2f} {run['step_ms']:>8.2f}"
-        for run in report["served"]
-    ]
-    lines.append("processor seconds of a served run, by process:")
     for run in report["served"]:
         used = sorted(run["cpu_s"].items(), key=lambda item: -item[1])
         shares = ", ".join(f"{role} {seconds:.1f}" for role, seconds in used)
@@ -182,30 +184,25 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", choices=("213m", "tiny"), default="213m")
-    parser.add_argument("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}")
-    add_work(parser)
-    parser.add_argument("--requests", type=positive, default=32)
-    parser.add_argument("--concurrency", type=positive, help="requests at a time (default: all)")
-    parser.add_argument("--entrance", nargs="+", choices=ENTRANCES, default=["ensemble"])
-    parser.add_argument("--stream-interval", nargs="+", type=int, default=[1, 0], metavar="N")
-    add_lengths(parser, 1024, 64)
-    parser.add_argument("--num-runs", type=positive, default=2, help="of which medians are reported (default 2)")
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    variants = VARIANTS_213M if args.model == "213m" else TINY
-    variant = args.variant or next(iter(variants))
-    if variant not in variants:
-        parser.error(f"--variant of {args.model} is one of {', '.join(variants)}")
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    variants = VARIANTS[args.model]
+    return None if variant_of(args) in variants else f"--variant of {args.model} is one of {', '.join(variants)}"
 
-    def make() -> dict[str, Any]:
-        engine = engine_213m(args.work, variant) if args.model == "213m" else tiny_engine(args.work, TINY[variant])
-        return {"model": args.model, "variant": variant, **measure(engine, args)}
 
-    return run_program(args, make, table)
+EXPERIMENT = Experiment(
+    "perf.serving.overhead", __doc__,
+    options=(
+        option("--model", choices=("213m", "tiny"), default="213m"),
+        option("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}"), work(),
+        number("--requests", 32), number("--concurrency", None, "requests at a time (default: all)"),
+        option("--entrance", nargs="+", choices=ENTRANCES, default=["ensemble"]),
+        option("--stream-interval", nargs="+", type=int, default=[1, 0], metavar="N"), lengths(1024, 64),
+        number("--num-runs", 2, "of which medians are reported (default 2)"), output("OUTPUT.json"),
+    ),
+    measure=measure, settings=("requests", "input_tokens", "output_tokens"), check=check, shown=table, is_plain=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

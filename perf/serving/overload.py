@@ -15,24 +15,15 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
 from kvforge.manifest import load_manifest
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import (
-    add_lengths,
-    add_report,
-    add_work,
-    begin_report,
-    make_parser,
-    positive,
-    positive_float,
-    run_program,
-)
 from perf.harness.engines import tokenizer_of
+from perf.harness.experiment import Experiment, lengths, number, option, output, place, positive_float, work
+from perf.harness.tables import text_table
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
 from perf.serving.load.engines import tiny_engine
 from perf.serving.load.memory import MemoryLog
@@ -207,18 +198,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         numbers = asyncio.run(overload(server, requests, args))
         failure = server.failure()
     problems = problems_of(numbers, args.max_num_seqs + args.max_queue_size, args.max_growth_mib)
-    return {
-        **begin_report("perf.serving.overload"),
-        "seconds": args.seconds,
-        "factor": args.factor,
-        **numbers,
-        "problems": [*([failure] if failure else []), *problems],
-    }
+    return {**numbers, "problems": [*([failure] if failure else []), *problems]}
+
+
+COLUMNS = (
+    ("process", "role", "<24"), ("peak PSS MiB", "peak", ">13"), ("growth MiB", "growth", ">11"),
+    ("CPU s", "cpu", ">8.1f"),
+)  # fmt: skip
 
 
 def show(report: dict[str, Any]) -> str:
     """The report for a reader."""
     peaks = report["peak_before_tok_s"], report["peak_after_tok_s"]
+    growth, peak = report["pss_growth_mib"], report["pss_peak_mib"]
+    roles = [{"role": role, "growth": f"{growth[role]:+.1f}", "peak": f"{peak[role]:.1f}"} for role in growth]
+    roles.append({"role": CLIENT, "growth": "-", "peak": "-"})
+    roles = [row | {"cpu": report["cpu_s"][row["role"]]} for row in roles]
     lines = [
         f"{report['offered']} requests at {report['offered_requests_s']:.0f}/s, {report['factor']:g} times the peak, "
         f"for {report['seconds']:g} s:",
@@ -227,34 +222,33 @@ def show(report: dict[str, Any]) -> str:
         f"{report['max_waiting']:.0f} of them waiting",
         f"output tokens/s: {report['overload_tok_s']:.0f} under overload; peak {peaks[0]:.0f} before, {peaks[1]:.0f} "
         f"after ({report['overload_tok_s'] / min(peaks):.0%} of the lower one)",
-        f"{'process':<24} {'peak PSS MiB':>13} {'growth MiB':>11} {'CPU s':>8}",
+        text_table(COLUMNS, roles),
     ]
-    for role, growth in report["pss_growth_mib"].items():
-        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {growth:>+11.1f} {report['cpu_s'][role]:>8.1f}")
-    lines.append(f"{CLIENT:<24} {'-':>13} {'-':>11} {report['cpu_s'][CLIENT]:>8.1f}")
     return "\n".join([*lines, *(f"FAILED: {problem}" for problem in report["problems"])])
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=positive_float, default=120.0)
-    parser.add_argument("--factor", type=positive_float, default=10.0, help="offered rate over the peak's (default 10)")
-    parser.add_argument("--peak-seconds", type=positive_float, default=20.0, help="of each closed loop (default 20)")
-    parser.add_argument("--concurrency", type=positive, default=32, help="of the closed loops (default 32)")
-    parser.add_argument("--connections", type=positive, default=64)
-    parser.add_argument("--max-num-seqs", type=positive, default=32)
-    parser.add_argument("--max-queue-size", type=int, default=64)
-    parser.add_argument("--max-growth-mib", type=positive_float, default=256.0, help="of any process (default 256)")
-    add_lengths(parser, 128, 32)
-    parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
-    add_work(parser)
-    parser.add_argument("--log-file", type=Path, help="keep the server's log here")
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    if args.seconds <= RAMP_S:
-        parser.error(f"--seconds is {args.seconds:g}: the first {RAMP_S:g} do not count, so give more")
-    return run_program(args, lambda: run(args), show, failed=lambda report: report["problems"])
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    told = f"--seconds is {args.seconds:g}: the first {RAMP_S:g} do not count, so give more"
+    return told if args.seconds <= RAMP_S else None
+
+
+EXPERIMENT = Experiment(
+    "perf.serving.overload", __doc__,
+    options=(
+        option("--seconds", type=positive_float, default=120.0),
+        option("--factor", type=positive_float, default=10.0, help="offered rate over the peak's (default 10)"),
+        option("--peak-seconds", type=positive_float, default=20.0, help="of each closed loop (default 20)"),
+        number("--concurrency", 32, "of the closed loops (default 32)"), number("--connections", 64),
+        number("--max-num-seqs", 32), option("--max-queue-size", type=int, default=64),
+        option("--max-growth-mib", type=positive_float, default=256.0, help="of any process (default 256)"),
+        lengths(128, 32), place("--engine", "default: the demo's tiny SwiftKV student"), work(),
+        place("--log-file", "keep the server's log here"), output("OUTPUT.json"),
+    ),
+    measure=run, settings=("seconds", "factor"), check=check, shown=show, is_plain=True,
+    failed=lambda report: report["problems"],
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

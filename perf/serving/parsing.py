@@ -29,8 +29,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.requests.request_reader import RequestReader
-from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, columns_table, number, output, place, told
 
 THOUGHT = "The user wants to know the weather. I look at the tools: one of them gives it, by city. " * 6
 TEXT = "Let me look that up for you. One moment, please; the numbers come from the station at the harbour. " * 4
@@ -103,44 +102,35 @@ def make_report(args: argparse.Namespace) -> Report:
         rows.append([1e6 * each / (args.streams * len(token_ids)) for each in pair])
     differences = [with_calls - without for without, with_calls in rows]
     return {
-        **begin_dated_report("perf.serving.parsing"),
-        "streams": args.streams,
         "tokens": len(token_ids),
         "plain_us": statistics.median(row[0] for row in rows),
         "read_us": statistics.median(row[1] for row in rows),
         "ratio": statistics.median(with_calls / without for without, with_calls in rows),
-        "tokens_per_second": args.tokens_per_second,
         "share": statistics.median(differences) * 1e-6 * args.tokens_per_second,
     }
 
 
 def markdown(report: Report) -> str:
     """One row."""
-    head = ["streams", "a token without tools, µs", "with reasoning and a call, µs", "ratio", "share of served time"]
-    row = [
-        str(report["streams"]),
-        f"{report['plain_us']:.1f}",
-        f"{report['read_us']:.1f}",
-        f"{report['ratio']:.2f}",
-        f"{100 * report['share']:.2f}% at {report['tokens_per_second']} tokens/s",
-    ]
-    command = f"`{report['command']}`, {report['date']}, {report['machine']}"
-    return f"{command}\n\n{markdown_table(head, [row])}"
+    columns = (
+        ("streams", "streams"), ("a token without tools, µs", "plain_us", ".1f"),
+        ("with reasoning and a call, µs", "read_us", ".1f"), ("ratio", "ratio", ".2f"),
+        ("share of served time", lambda row: f"{row['share']:.2%} at {row['tokens_per_second']} tokens/s"),
+    )  # fmt: skip
+    return f"{told(report)}\n\n{columns_table(columns, [report])}"
 
 
-def main() -> int:
-    """Print the table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("--streams", type=positive, default=64, help="answers at once (default %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=7, help="pairs (default %(default)s)")
-    parser.add_argument(
-        "--tokens-per-second", type=positive, default=1000, metavar="N", help="of all streams (default %(default)s)"
-    )
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.serving.parsing", __doc__,
+    options=(
+        place("engine"), number("--streams", 64, "answers at once (default %(default)s)"),
+        number("--rounds", 7, "pairs (default %(default)s)"),
+        number("--tokens-per-second", 1000, "of all streams (default %(default)s)", metavar="N"),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=make_report, settings=("streams", "tokens_per_second"), is_dated=True, shown=markdown,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

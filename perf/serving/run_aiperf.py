@@ -6,7 +6,7 @@ Without --engine the demo's tiny SwiftKV student is built and served. AIPerf is 
 """
 
 import argparse
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,15 @@ from tqdm import tqdm
 from kvforge.demo.run import STUDENT
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import (
-    add_lengths,
-    add_levels,
-    add_report,
-    add_stream_intervals,
-    add_work,
-    begin_report,
-    label_interval,
-    make_parser,
-    run_program,
-)
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import STREAM_INTERVALS, Experiment, lengths, levels, output, place, work
 from perf.serving.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
 from perf.serving.load.engines import tiny_engine
 from perf.serving.load.gateway import run_gateway
+from perf.serving.load.level import label_interval
 
 
-def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[str, Any]:
-    """Every endpoint at every concurrency; returns the report, which says ``arguments`` were given (default: the
-    command line's)."""
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Every endpoint at every concurrency."""
     find_aiperf()
     engine = args.engine or tiny_engine(args.work, STUDENT)
     rows = []
@@ -45,13 +34,7 @@ def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[st
                 with run_gateway(server) as gateway:
                     targets = [openai(gateway.url, gateway.model, endpoint) for endpoint in ("completions", "chat")]
                     rows += _measure(targets, 1, engine, args)
-    return {
-        **begin_report("perf.serving.run_aiperf", arguments),
-        "engine": engine.name,
-        "input_tokens": args.input_tokens,
-        "output_tokens": args.output_tokens,
-        "rows": rows,
-    }
+    return {"engine": engine.name, "rows": rows}
 
 
 def _measure(targets: list[Target], interval: int, engine: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -66,37 +49,34 @@ def _measure(targets: list[Target], interval: int, engine: Path, args: argparse.
     return rows
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """One line per endpoint and concurrency; times in ms."""
-    head = ("endpoint", "concurrency", "TTFT p50", "p99", "inter-token p50", "p99", "end to end p50", "p99")
-    lines = []
-    for row in report["rows"]:
-        times = [row.get(kind, {}).get(q) for kind in ("ttft_ms", "inter_token_ms", "end_to_end_ms")
-                 for q in ("p50", "p99")]  # fmt: skip
-        cells = ["-" if value is None else f"{value:.1f}" for value in times]
-        cells += [f"{row[name]:.2f}" if name in row else "-" for name in ("requests_per_s", "output_tok_s")]
-        lines.append([row["endpoint"], row["concurrency"], *cells, row["num_failed"]])
-    return (
-        f"`{report['command']}`\n\n{report['machine']}. AIPerf, {report['engine']}, prompts of about "
-        f"{report['input_tokens']} tokens, {report['output_tokens']} tokens out. Times in ms.\n\n"
-        f"{markdown_table([*head, 'requests/s', 'output tok/s', 'failed'], lines)}\n"
-    )
+def _cell(kind: str, part: str | None = None) -> Callable[[dict[str, Any]], str]:
+    """Return the value of a column, where AIPerf says it."""
+
+    def shown(row: dict[str, Any]) -> str:
+        found = row.get(kind, {}).get(part) if part else row.get(kind)
+        return "-" if found is None else f"{found:.{1 if part else 2}f}"
+
+    return shown
 
 
-def parser() -> argparse.ArgumentParser:
-    made = make_parser(__doc__)
-    made.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
-    add_work(made)
-    add_levels(made, [1, 4, 16], min_requests=32, kv_cache_gib=1.0)
-    add_stream_intervals(made)
-    add_lengths(made, 256, 32)
-    add_report(made, "OUTPUT.json and OUTPUT.md")
-    return made
-
-
-def main() -> int:
-    return run_program(args := parser().parse_args(), lambda: run(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.serving.run_aiperf", __doc__,
+    options=(
+        place("--engine", "default: the demo's tiny SwiftKV student"), work(),
+        levels([1, 4, 16], min_requests=32, kv_cache_gib=1.0), STREAM_INTERVALS, lengths(256, 32),
+        output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=run, settings=("input_tokens", "output_tokens"),
+    notes="AIPerf, {engine}, prompts of about {input_tokens} tokens, {output_tokens} tokens out. Times in ms.",
+    columns=(
+        ("endpoint", "endpoint"), ("concurrency", "concurrency"), ("TTFT p50", _cell("ttft_ms", "p50")),
+        ("p99", _cell("ttft_ms", "p99")), ("inter-token p50", _cell("inter_token_ms", "p50")),
+        ("p99", _cell("inter_token_ms", "p99")), ("end to end p50", _cell("end_to_end_ms", "p50")),
+        ("p99", _cell("end_to_end_ms", "p99")), ("requests/s", _cell("requests_per_s")),
+        ("output tok/s", _cell("output_tok_s")), ("failed", "num_failed"),
+    ),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -8,7 +8,6 @@ are computed is in perf/serving/load/profile_export.py. Writes OUTPUT.json, OUTP
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,23 @@ from tqdm import tqdm
 from kvforge.bench.traces import Goals
 from kvforge.manifest import load_manifest
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import (
-    add_lengths,
-    add_levels,
-    add_report,
-    add_stream_intervals,
-    add_work,
-    begin_report,
-    label_interval,
-    make_parser,
-    positive_float,
-    run_program,
-)
 from perf.harness.engines import tokenizer_of
+from perf.harness.experiment import (
+    STREAM_INTERVALS,
+    Experiment,
+    lengths,
+    levels,
+    option,
+    output,
+    place,
+    positive_float,
+    work,
+)
 from perf.serving.load.client import FORCED, ask_text, ask_tokens
 from perf.serving.load.engines import TINY, tiny_engine
-from perf.serving.load.level import LevelMeter
+from perf.serving.load.level import LevelMeter, label_interval
 from perf.serving.load.prompts import make_prompts
-from perf.serving.load.sweep import markdown, plot
+from perf.serving.load.sweep import COLUMNS, plot
 
 Level = tuple[str, float, list[str]]
 
@@ -91,62 +89,39 @@ def engines_of(args: argparse.Namespace) -> dict[str, Path]:
     return {name if directory else Path(name).name: Path(directory or name) for name, _, directory in pairs}
 
 
-def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[str, Any]:
-    """All engines, one after the other; returns the report, which says ``arguments`` were given (default: the command
-    line's)."""
-    goals = Goals(args.goal_ttft_ms / 1e3, args.goal_tpot_ms / 1e3)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All engines, one after the other."""
+    goals = {"ttft": args.goal_ttft_ms, "tpot": args.goal_tpot_ms}
+    wanted = Goals(*(goal / 1e3 for goal in goals.values()))
     rows = [
         row
         for name, engine in engines_of(args).items()
         for interval in args.stream_interval
-        for row in sweep(label_interval(name, interval), engine, interval, args, goals)
+        for row in sweep(label_interval(name, interval), engine, interval, args, wanted)
     ]
-    return {
-        **begin_report("perf.serving.run_perf_analyzer", arguments),
-        "model": args.model,
-        "input_tokens": args.input_tokens,
-        "output_tokens": args.output_tokens,
-        "goals_ms": {"ttft": args.goal_ttft_ms, "tpot": args.goal_tpot_ms},
-        "rows": rows,
-    }
+    return {"goals_ms": goals, "rows": rows}
 
 
-def report_markdown(report: dict[str, Any]) -> str:
-    """The table under what it was measured with."""
-    goals = report["goals_ms"]
-    return (
-        f"`{report['command']}`\n\n{report['machine']}. perf_analyzer, gRPC streaming on `{report['model']}`, "
-        f"prompts of {report['input_tokens']} tokens, {report['output_tokens']} tokens out. Times in ms; good: TTFT "
-        f"within {goals['ttft']:g} ms and TPOT within {goals['tpot']:g} ms.\n\n{markdown(report['rows'])}\n"
-    )
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the report's rows."""
-    plot(report["rows"], path)
-
-
-def parser() -> argparse.ArgumentParser:
-    made = make_parser(__doc__)
-    made.add_argument("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo")
-    add_work(made)
-    made.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
-    add_levels(made, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
-    made.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
-    made.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
-    made.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
-    add_stream_intervals(made)
-    add_lengths(made, 512, 32)
-    made.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
-    made.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")
-    add_report(made, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
-    return made
-
-
-def main() -> int:
-    args = parser().parse_args()
-    return run_program(args, lambda: run(args), report_markdown, markdown=True, plot=draw)
+EXPERIMENT = Experiment(
+    "perf.serving.run_perf_analyzer", __doc__,
+    options=(
+        option("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo"), work(),
+        option("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble"),
+        levels([1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0),
+        option("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second"),
+        option("--request-distribution", choices=("constant", "poisson"), default="constant"),
+        place("--request-intervals", "file of pauses between requests, in microseconds"), STREAM_INTERVALS,
+        lengths(512, 32),
+        option("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)"),
+        option("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)"),
+        output("OUTPUT.json, OUTPUT.md and OUTPUT.svg"),
+    ),
+    measure=run, settings=("model", "input_tokens", "output_tokens"),
+    notes="perf_analyzer, gRPC streaming on `{model}`, prompts of {input_tokens} tokens, {output_tokens} tokens out. "
+    "Times in ms; good: TTFT within {goals_ms[ttft]:g} ms and TPOT within {goals_ms[tpot]:g} ms.",
+    columns=COLUMNS, plot=lambda report, path: plot(report["rows"], path),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

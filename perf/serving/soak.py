@@ -1,6 +1,6 @@
 """Minutes of mixed traffic at a bounded rate: every answer compared with the offline one, memory watched.
 
-    python -m perf.serving.soak [--minutes 30] [--rate 5] [--output perf/results/serving-soak]
+    python -m perf.serving.soak [--minutes 30] [--rate 5] [--output RESULT]
 
 Traffic: `ensemble`, `tensorrt_llm` and `tensorrt_llm_bls` over gRPC streams, `generate` and `generate_stream` over
 HTTP, the gateway's completions; greedy and sampled with seeds; some cancelled halfway, some that must be refused.
@@ -17,13 +17,13 @@ import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_report, add_work, begin_report, make_parser, positive_float, run_program
+from perf.harness.experiment import Experiment, flag, option, output, place, positive_float, seed, work
+from perf.harness.tables import text_table
 from perf.serving.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import tiny_engine
@@ -213,8 +213,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             failure = f"{failure}; its last words: {server.log_error()}"
         pages = None if failure else _pages_at_rest(server)
     return {
-        **begin_report("perf.serving.soak"),
-        "minutes": args.minutes,
         "requests": dict(tally.asked),
         "cancelled": tally.cancelled,
         "refused_as_due": tally.refused,
@@ -229,47 +227,41 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def is_bad(report: dict[str, Any]) -> bool:
-    """Something was not as it must be."""
-    return bool(report["wrong"] or report["pages_at_rest"] or report["failure"])
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the memory of every process."""
-    plot_memory(report["samples"], path, report["warm_up_s"])
+COLUMNS = (("process", "role", "<24"), ("peak PSS MiB", "peak", ">13.1f"), ("RSS slope, MiB/hour", "slope", ">20"))
 
 
 def show(report: dict[str, Any]) -> str:
     """The report for a reader."""
+    peaks, slopes = report["pss_peak_mib"], report["rss_slope_mib_per_hour"]
+    roles = [
+        {"role": role, "peak": peaks[role], "slope": "-" if slope is None else f"{slope:+.2f}"}
+        for role, slope in slopes.items()
+    ]
     asked = ", ".join(f"{count} {path}" for path, count in sorted(report["requests"].items()))
     lines = [
         f"{report['minutes']:g} minutes: {sum(report['requests'].values())} requests ({asked}); "
         f"{report['cancelled']} cancelled, {report['refused_as_due']} refused as due",
         f"wrong: {report['wrong']}; pages in use at rest: {report['pages_at_rest']}",
         *(f"  {example}" for example in report["examples"]),
-        f"{'process':<24} {'peak PSS MiB':>13} {'RSS slope, MiB/hour':>20}",
+        text_table(COLUMNS, roles),
     ]
-    for role, slope in report["rss_slope_mib_per_hour"].items():
-        shown = "-" if slope is None else f"{slope:+.2f}"
-        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {shown:>20}")
-    if report["failure"]:
-        lines.append(f"FAILED: {report['failure']}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([f"FAILED: {report['failure']}"] if report["failure"] else [])])
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=positive_float, default=30.0)
-    parser.add_argument("--rate", type=positive_float, default=5.0, help="requests a second (default 5)")
-    parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student, in float32")
-    add_work(parser)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-gateway", action="store_true", help="leave the OpenAI gateway out")
-    parser.add_argument("--log-file", type=Path, help="keep the server's log here")
-    add_report(parser, "OUTPUT.json and OUTPUT.svg")
-    args = parser.parse_args()
-    return run_program(args, lambda: run(args), show, plot=draw, failed=is_bad)
+EXPERIMENT = Experiment(
+    "perf.serving.soak", __doc__,
+    options=(
+        option("--minutes", type=positive_float, default=30.0),
+        option("--rate", type=positive_float, default=5.0, help="requests a second (default 5)"),
+        place("--engine", "default: the demo's tiny SwiftKV student, in float32"), work(), seed(),
+        flag("--no-gateway", "leave the OpenAI gateway out"), place("--log-file", "keep the server's log here"),
+        output("OUTPUT.json and OUTPUT.svg"),
+    ),
+    measure=run, settings=("minutes",), shown=show, is_plain=True,
+    plot=lambda report, path: plot_memory(report["samples"], path, report["warm_up_s"]),
+    failed=lambda report: report["wrong"] or report["pages_at_rest"] or report["failure"],
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -10,12 +10,11 @@ import argparse
 import asyncio
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from kvforge.manifest import load_manifest
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import ROOT, tokenizer_of
+from perf.harness.experiment import Experiment, lengths, number, option, output, place, work
 from perf.serving.load.checkout import serving
 from perf.serving.load.client import ask_all, ask_text, infer_request
 from perf.serving.load.engines import tiny_engine
@@ -59,8 +58,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
     ratios = [now / before for before, now in zip(rates["before"], rates["now"], strict=True)]
     return {
-        **begin_report("perf.serving.versions"),
-        **{name: vars(args)[name] for name in ("requests", "concurrency", "input_tokens", "output_tokens", "guided")},
         "tok_s": rates,
         "cpu_s": cpu,
         "ratios": ratios,
@@ -70,40 +67,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    rates = report["tok_s"]
-    return "\n".join(
-        [
-            f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
-            f"{report['concurrency']} at a time, {report['guided']:.0%} with a guide",
-            *(f"{name:<7} median {statistics.median(rates[name]):8.0f} tokens/s" for name in rates),
-            f"now / before: median {report['median_ratio']:.3f}, turns "
-            + " ".join(f"{ratio:.3f}" for ratio in report["ratios"]),
-            "median processor seconds of a turn:",
-            *(
-                f"  {role:<24} before {_median(report, 'before', role):6.2f}  now {_median(report, 'now', role):6.2f}"
-                for role in report["cpu_s"]["now"][0]
-            ),
-        ]
-    )
+    rates, turns = report["tok_s"], " ".join(f"{ratio:.3f}" for ratio in report["ratios"])
+    told = "{requests} requests of {input_tokens} -> {output_tokens} tokens, {concurrency} at a time, "
+    told += "{guided:.0%} with a guide"
+    lines = [
+        told.format_map(report),
+        *(f"{name:<7} median {statistics.median(rates[name]):8.0f} tokens/s" for name in rates),
+        f"now / before: median {report['median_ratio']:.3f}, turns {turns}",
+        "median processor seconds of a turn:",
+    ]
+    for role in report["cpu_s"]["now"][0]:
+        before, now = (_median(report, side, role) for side in ("before", "now"))
+        lines.append(f"  {role:<24} before {before:6.2f}  now {now:6.2f}")
+    return "\n".join(lines)
 
 
 def _median(report: dict[str, Any], side: str, role: str) -> float:
     return statistics.median(turn.get(role, 0.0) for turn in report["cpu_s"][side])
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--against", type=Path, required=True, help="the other checkout, whose code is 'before'")
-    parser.add_argument("--guided", type=float, default=0.0, help="share of requests with a guide (default 0)")
-    parser.add_argument("--requests", type=positive, default=256)
-    parser.add_argument("--concurrency", type=positive, default=64)
-    parser.add_argument("--turns", type=positive, default=6)
-    add_lengths(parser, 64, 64)
-    add_work(parser)
-    add_report(parser, "OUTPUT.json")
-    args = parser.parse_args()
-    return run_program(args, lambda: measure(args), table)
+EXPERIMENT = Experiment(
+    "perf.serving.versions", __doc__,
+    options=(
+        place("--against", "the other checkout, whose code is 'before'", required=True),
+        option("--guided", type=float, default=0.0, help="share of requests with a guide (default 0)"),
+        number("--requests", 256), number("--concurrency", 64), number("--turns", 6), lengths(64, 64), work(),
+        output("OUTPUT.json"),
+    ),
+    measure=measure, settings=("requests", "concurrency", "input_tokens", "output_tokens", "guided"), shown=table,
+    is_plain=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

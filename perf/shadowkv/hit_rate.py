@@ -8,7 +8,6 @@ prompt (where nothing is in place) included. Prompts are those of ``perf.quality
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.batch import Batch
-from perf.harness.command import add_work, make_parser, run_main
+from perf.harness.command import make_parser, run_main
+from perf.harness.options import flag, option, seed, work
 from perf.quality.answers import examples_of
 from perf.quality.scores import TASKS
 from perf.quality.shadowkv import MODELS, Cell, engine_of
@@ -29,25 +28,26 @@ RANK, OUTLIERS, CHUNK = 128, 8, 8
 def hit_rate(engine_dir: Path, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
     """Return chunks selected, those of them in place, and their ratio."""
     engine = LLMEngine(engine_dir)
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    Batch(engine, prompts, params).finish()
+    Batch(engine, prompts, num_tokens).finish()
     stats = engine.stats()
     selected, reused = stats["num_selected_chunks"], stats["num_reused_chunks"]
     return {"selected_chunks": selected, "reused_chunks": reused, "hit_rate": reused / max(selected, 1)}
 
 
+PARSER = make_parser(
+    __doc__, work("runs/shadowkv-quality", "engines, kept"),
+    option("--budget", type=int, nargs="+", default=[256], metavar="N", help="tokens (default 256)"),
+    option("--model", action="append", choices=list(MODELS), help="default: both"),
+    option("--num-prompts", type=int, default=3, help="of each of the five tasks (default 3)"),
+    option("--length", type=int, default=1500, help="of a prompt (default 1500)"),
+    option("--tokens", type=int, default=32, help="generated after each (default 32)"),
+    seed(1, "of the prompts (default 1)"), flag("--json", "print one JSON list"),
+)  # fmt: skip
+
+
 def main() -> None:
     """Count and print."""
-    parser = make_parser(__doc__)
-    add_work(parser, "runs/shadowkv-quality", "engines, kept")
-    parser.add_argument("--budget", type=int, nargs="+", default=[256], metavar="N", help="tokens (default 256)")
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
-    parser.add_argument("--num-prompts", type=int, default=3, help="of each of the five tasks (default 3)")
-    parser.add_argument("--length", type=int, default=1500, help="of a prompt (default 1500)")
-    parser.add_argument("--tokens", type=int, default=32, help="generated after each (default 32)")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
-    args = parser.parse_args()
+    args = PARSER.parse_args()
     tokenizer_file = MODELS["no cut"] / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     examples = examples_of(TASKS, tokenizer_file, args.length, args.num_prompts, args.seed)
@@ -57,15 +57,10 @@ def main() -> None:
     for model, cell in tqdm(cells, unit="engine", disable=True if args.json else None):
         engine = engine_of(model, cell, args.length, OUTLIERS, CHUNK, args.work)
         rows.append({"model": model, "budget": cell.budget, **hit_rate(engine, prompts, args.tokens)})
-    if args.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{len(prompts)} prompts of {args.length} tokens, {args.tokens} tokens after each")
-    for row in rows:
-        print(
-            f"{row['model']}, budget {row['budget']}: {row['hit_rate']:.1%} of {row['selected_chunks']} chunks in place"
-        )
+    told = "{model}, budget {budget}: {hit_rate:.1%} of {selected_chunks} chunks in place"
+    lines = [f"{len(prompts)} prompts of {args.length} tokens, {args.tokens} tokens after each"]
+    print(json.dumps(rows, indent=1) if args.json else "\n".join([*lines, *(told.format_map(row) for row in rows)]))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

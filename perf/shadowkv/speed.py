@@ -8,8 +8,8 @@ and rebuilt, and 0.6. Floors are the bytes that a step reads, over the best rate
 run. Rows are kept: a run adds its own to those in OUTPUT.json and draws OUTPUT.svg of all.
 """
 
+import argparse
 import statistics
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
 from kvforge.manifest import Manifest, load_manifest
 from kvforge.runtime.sessions.session import load_session
 from perf.engine.floors import measure_rates
-from perf.harness.command import add_report, add_work, make_parser, run_main
 from perf.harness.engines import cached_engine
-from perf.harness.files import merge_rows, read_json, write_report
+from perf.harness.experiment import Experiment, Report, chosen, flag, option, output, work
 from perf.harness.machine import machine_fields
+from perf.harness.plots import panels
 from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
-from perf.harness.tables import markdown_table
+from perf.harness.tables import columns_table
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, traffic
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768)
@@ -89,70 +88,74 @@ def name_of(row: dict[str, Any]) -> str:
     return "full attention" if row["policy"] == "full" else f"ShadowKV, {row['hit_rate']:.0%} hits"
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(report: Report, path: Path) -> None:
     """Step time over context, a panel for each batch; dashed: the floor."""
+    rows = report["rows"]
     batches = sorted({row["batch"] for row in rows})
-    figure = new_figure(5.5 * len(batches), 4.2)
-    for axes, batch in zip(figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True):
-        chosen = sorted((row for row in rows if row["batch"] == batch), key=lambda row: row["context"])
-        for index, name in enumerate(sorted({name_of(row) for row in chosen})):
-            line = [row for row in chosen if name_of(row) == name]
-            x = [row["context"] for row in line]
-            axes.plot(x, [1e3 * row["step_s"] for row in line], "o-", color=f"C{index}", label=name)
-            axes.plot(x, [1e3 * row["floor_s"] for row in line], "--", color=f"C{index}", linewidth=1)
-        axes.set(xlabel="context, tokens", ylabel="decode step, ms", title=f"batch {batch}", ylim=(0, None))
-        axes.set_xticks([row["context"] for row in chosen if row["policy"] == "full"])
-        axes.set_xticklabels([f"{row['context'] // 1024}K" for row in chosen if row["policy"] == "full"])
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.suptitle("Four layers, 8 KV heads x 128, bf16, one CPU; dashed: bytes read over the rate of a plain read")
-    save_figure(figure, path)
+    with panels(path, 5.5 * len(batches), 4.2, len(batches)) as found:
+        for axes, batch in zip(found, batches, strict=True):
+            own = sorted((row for row in rows if row["batch"] == batch), key=lambda row: row["context"])
+            for index, name in enumerate(sorted({name_of(row) for row in own})):
+                line = [row for row in own if name_of(row) == name]
+                x = [row["context"] for row in line]
+                axes.plot(x, [1e3 * row["step_s"] for row in line], "o-", color=f"C{index}", label=name)
+                axes.plot(x, [1e3 * row["floor_s"] for row in line], "--", color=f"C{index}", linewidth=1)
+            axes.set(xlabel="context, tokens", ylabel="decode step, ms", title=f"batch {batch}", ylim=(0, None))
+            ticks = [row["context"] for row in own if row["policy"] == "full"]
+            axes.set_xticks(ticks)
+            axes.set_xticklabels([f"{context // 1024}K" for context in ticks])
+        told = "Four layers, 8 KV heads x 128, bf16, one CPU; dashed: bytes read over the rate of a plain read"
+        found[0].figure.suptitle(told)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+COLUMNS = (
+    ("batch", "batch"), ("context", "context"), ("cache", lambda row: name_of(row)), ("step, ms", "step_s", ".2f", 1e3),
+    ("floor, ms", "floor_s", ".2f", 1e3), ("cache, MiB", lambda row: sizes_of(row)),
+)  # fmt: skip
+
+
+def sizes_of(row: dict[str, Any]) -> str:
+    """The MiB of a row's caches."""
+    host = f" + {row['host_cache_bytes'] / 2**20:.0f} host" if row["host_cache_bytes"] else ""
+    return f"{row['cache_bytes'] / 2**20:.0f}{host}"
+
+
+def table(report: Report) -> str:
     """Return the rows as a Markdown table."""
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["batch"], row["context"], name_of(row))):
-        size = f"{row['cache_bytes'] / 2**20:.0f}"
-        if row["host_cache_bytes"]:
-            size += f" + {row['host_cache_bytes'] / 2**20:.0f} host"
-        times = f"{1e3 * row['step_s']:.2f}", f"{1e3 * row['floor_s']:.2f}"
-        lines.append([row["batch"], row["context"], name_of(row), *times, size])
-    return markdown_table(("batch", "context", "cache", "step, ms", "floor, ms", "cache, MiB"), lines) + "\n"
+    rows = sorted(report["rows"], key=lambda row: (row["batch"], row["context"], name_of(row)))
+    return columns_table(COLUMNS, rows) + "\n"
 
 
-def merge(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all rows, the new one of each cell."""
-    return merge_rows(old, new, ("policy", "context", "batch", "hit_rate"))
-
-
-def main() -> None:
-    """Measure and report."""
-    parser = make_parser(__doc__)
-    add_work(parser, "runs/shadowkv-speed", "checkpoint and engines")
-    parser.add_argument("--context", type=int, nargs="+", default=list(CONTEXTS), metavar="N", help="default: all")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="at most 4 (default 1 4)")
-    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="default: both")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each cell (default 15)")
-    parser.add_argument("--build-only", action="store_true", help="build the engines and measure nothing")
-    add_report(parser, "OUTPUT.json and .svg", "perf/results/shadowkv-speed-cpu", as_json=False)
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> Report:
+    """Measure every cell; what is known of others stays."""
     engines = {policy: engine_of(policy, args.work) for policy in args.policy}
-    if args.build_only:
-        return
-    rates = measure_rates()
-    rows: list[dict[str, Any]] = []
+    rates, rows = measure_rates(), []
     cells = [(policy, Load(context, batch)) for batch in args.batch for context in args.context for policy in engines]
     for policy, load in tqdm(cells, unit="cell", disable=None):
         rows += measure(policy, engines[policy], load, args.steps, rates.read)
-    rows = merge(read_json(args.output.with_suffix(".json"), {"rows": []})["rows"], rows)
-    machine = machine_fields() | {"threads": torch.get_num_threads()}
-    content = {"command": "python -m perf.shadowkv.speed", "policies": POLICIES, **machine, "rows": rows}
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_report(args.output, content)
-    plot(rows, args.output.with_suffix(".svg"))
-    print(table(rows))
+    return {"policies": POLICIES, **machine_fields(), "threads": torch.get_num_threads(), "rows": rows}
+
+
+def build_only(args: argparse.Namespace) -> bool:
+    """Build the engines where nothing else is asked for."""
+    return args.build_only and all(engine_of(policy, args.work) for policy in args.policy)
+
+
+EXPERIMENT = Experiment(
+    "perf.shadowkv.speed", __doc__,
+    options=(
+        work("runs/shadowkv-speed", "checkpoint and engines"),
+        option("--context", type=int, nargs="+", default=list(CONTEXTS), metavar="N", help="default: all"),
+        option("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="at most 4 (default 1 4)"),
+        chosen("--policy", list(POLICIES), "default: both"),
+        option("--steps", type=int, default=15, help="timed steps of each cell (default 15)"),
+        flag("--build-only", "build the engines and measure nothing"),
+        output("OUTPUT.json and .svg", "perf/results/shadowkv-speed-cpu", as_json=False),
+    ),
+    measure=run, merged=("policy", "context", "batch", "hit_rate"), instead=build_only, shown=table, is_plain=True,
+    plot=plot,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

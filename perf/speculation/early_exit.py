@@ -12,7 +12,6 @@ setting runs once to warm up, then several times in turn with the others, and it
 """
 
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.harness.batch import Batch
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import read_json, write_json
+from perf.harness.options import option, place
 from perf.harness.tables import Row
 from perf.harness.timed_session import TimedSession
 from perf.speculation.early_exit_report import write_report
@@ -151,36 +151,38 @@ def answers_by_threshold(directory: Path, num_prompts: int) -> list[Row]:
     return rows
 
 
+PARSER = make_parser(
+    __doc__, option("what", choices=("draft", "adaptive", "sure", "exit", "quality", "report")),
+    place("engine", nargs="?"), place("--json", required=True),
+    option("--workload", choices=tuple(WORKLOADS), default="answers"),
+    option("--batch", type=int, nargs="+", default=[1], help="sequences decoded together (default 1)"),
+    option("--repeats", type=int, default=3),
+    option("--num-prompts", type=int, default=100, help="prompts of each task for quality (default 100)"),
+)  # fmt: skip
+SETTINGS: dict[str, list[Row]] = {
+    "draft": [{"length": 0}, *({"length": length} for length in range(1, 7))],
+    "adaptive": [{"length": 0}, {"length": "adaptive"}],
+    "sure": [{"length": 0}, *({"length": 6, "confidence": p} for p in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95))],
+    "exit": [{"threshold": None}, *({"threshold": threshold} for threshold in THRESHOLDS)],
+}
+
+
 def main() -> None:
     """Measure or report; see the module's text."""
-    parser = make_parser(__doc__)
-    parser.add_argument("what", choices=("draft", "adaptive", "sure", "exit", "quality", "report"))
-    parser.add_argument("engine", type=Path, nargs="?")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--workload", choices=tuple(WORKLOADS), default="answers")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="sequences decoded together (default 1)")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--num-prompts", type=int, default=100, help="prompts of each task for quality (default 100)")
-    args = parser.parse_args()
+    args = PARSER.parse_args()
     data: dict[str, list[Row]] = read_json(args.json, {})
     if args.what == "report":
         write_report(data, args.json)
         return
-    settings: dict[str, list[Row]] = {
-        "draft": [{"length": 0}, *({"length": length} for length in range(1, 7))],
-        "adaptive": [{"length": 0}, {"length": "adaptive"}],
-        "sure": [{"length": 0}, *({"length": 6, "confidence": p} for p in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95))],
-        "exit": [{"threshold": None}, *({"threshold": threshold} for threshold in THRESHOLDS)],
-    }
     if args.what == "quality":
         data["quality"] = answers_by_threshold(args.engine, args.num_prompts)
     else:
         for batch in args.batch:
-            rows = measure(args.engine, args.workload, batch, settings[args.what], args.repeats)
+            rows = measure(args.engine, args.workload, batch, SETTINGS[args.what], args.repeats)
             kept = [r for r in data.get(args.what, []) if (r["workload"], r["batch"]) != (args.workload, batch)]
             data[args.what] = kept + rows
     write_json(args.json, data)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

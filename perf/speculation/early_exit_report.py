@@ -4,7 +4,41 @@ from pathlib import Path
 
 from kvforge.common.figures import new_figure, save_figure
 from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
-from perf.harness.tables import Row, markdown_table
+from perf.harness.tables import Row, columns_table
+
+
+def phase(name: str) -> tuple:
+    """Return the column of a graph's milliseconds."""
+    return name.split("_")[-1], lambda row: row["ms_per_step_in"].get(name, 0.0), ".2f"
+
+
+def _rest(row: Row) -> float:
+    phases = (row["ms_per_step_in"].get(name, 0.0) for name in ("lower", "early_exit", "upper"))
+    return row["ms_per_step"] - sum(phases)
+
+
+def _acceptance(row: Row) -> str:
+    drafted = row["num_draft_tokens"]
+    return f"{100 * row['num_accepted_draft_tokens'] / drafted:.1f}%" if drafted else ""
+
+
+CASE = (("workload", "workload"), ("batch", "batch"))
+SPEED = (
+    ("acceptance", _acceptance), ("tokens a step", "tokens_per_step", ".2f"), ("tokens/s", "tokens_per_s", ".0f"),
+    ("speed-up", "speed_up", ".2f"), ("same", lambda row: f"{row['same_texts']}/{row['num_texts']}"),
+)  # fmt: skip
+DRAFTS = (
+    *CASE, ("drafts", "length"), *SPEED, ("ms a step", "ms_per_step", ".2f"),
+    *map(phase, ("lower", "early_exit", "upper")), ("the rest", _rest, ".2f"),
+)  # fmt: skip
+SURE = (*CASE, ("confidence", lambda row: row.get("confidence", "no drafts")), *SPEED)
+SHARE = ("share of exits", "share_of_exits", "{:.1f}%", 100)
+EXITS = (*CASE, ("threshold", lambda row: row["threshold"] or "off"), SHARE, *SPEED[2:4], ("same texts", *SPEED[4][1:]))
+ANSWERS = (
+    ("threshold", "threshold"), SHARE, ("exact match", "exits", "{:.1f}%", 100),
+    ("full model's", "full", "{:.1f}%", 100),
+    ("gained", "gained"), ("lost", "lost"), ("same answers", lambda row: f"{row['same']}/{row['num_prompts']}"),
+)  # fmt: skip
 
 
 def write_report(data: dict[str, list[Row]], source: Path) -> None:
@@ -15,56 +49,13 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
         "made; tokens per step are of one sequence; *same* are the texts equal to those of plain decoding (in bf16 "
         "near-ties of the two most probable tokens may fall the other way where more rows are computed together).",
         f"## Drafts by the early exit: up to so many, ending where its probability is below {MIN_CONFIDENCE:g}",
-        markdown_table(
-            (
-                *("workload", "batch", "drafts", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),
-                *("ms a step", "lower", "exit", "upper", "the rest"),
-            ),
-            [
-                (row["workload"], row["batch"], row["length"], *_speed(row), f"{row['ms_per_step']:.2f}", *_phases(row))
-                for row in (*data.get("draft", []), *data.get("adaptive", []))
-            ],
-        ),
+        columns_table(DRAFTS, [*data.get("draft", []), *data.get("adaptive", [])]),
         "## Drafts of up to 6 tokens, ending where the exit's probability is below a confidence",
-        markdown_table(
-            ("workload", "batch", "confidence", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),
-            [
-                (row["workload"], row["batch"], row.get("confidence", "no drafts"), *_speed(row))
-                for row in data.get("sure", [])
-            ],
-        ),
+        columns_table(SURE, data.get("sure", [])),
         "## Exits above a threshold: speed",
-        markdown_table(
-            ("workload", "batch", "threshold", "share of exits", "tokens/s", "speed-up", "same texts"),
-            [
-                (
-                    row["workload"],
-                    row["batch"],
-                    row["threshold"] or "off",
-                    f"{100 * row['share_of_exits']:.1f}%",
-                    f"{row['tokens_per_s']:.0f}",
-                    f"{row['speed_up']:.2f}",
-                    f"{row['same_texts']}/{row['num_texts']}",
-                )
-                for row in data.get("exit", [])
-            ],
-        ),
+        columns_table(EXITS, data.get("exit", [])),
         "## Exits above a threshold: answers",
-        markdown_table(
-            ("threshold", "share of exits", "exact match", "full model's", "gained", "lost", "same answers"),
-            [
-                (
-                    row["threshold"],
-                    f"{100 * row['share_of_exits']:.1f}%",
-                    f"{100 * row['exits']:.1f}%",
-                    f"{100 * row['full']:.1f}%",
-                    row["gained"],
-                    row["lost"],
-                    f"{row['same']}/{row['num_prompts']}",
-                )
-                for row in data.get("quality", [])
-            ],
-        ),
+        columns_table(ANSWERS, data.get("quality", [])),
     ]
     source.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
     plot(data, source.with_suffix(".svg"))
@@ -96,19 +87,3 @@ def plot(data: dict[str, list[Row]], path: Path) -> None:
     right.grid(alpha=0.3)
     right.legend(fontsize=8)
     save_figure(figure, path)
-
-
-def _speed(row: Row) -> tuple[str, ...]:
-    drafted = row["num_draft_tokens"]
-    return (
-        f"{100 * row['num_accepted_draft_tokens'] / drafted:.1f}%" if drafted else "",
-        f"{row['tokens_per_step']:.2f}",
-        f"{row['tokens_per_s']:.0f}",
-        f"{row['speed_up']:.2f}",
-        f"{row['same_texts']}/{row['num_texts']}",
-    )
-
-
-def _phases(row: Row) -> tuple[str, ...]:
-    phases = [row["ms_per_step_in"].get(name, 0.0) for name in ("lower", "early_exit", "upper")]
-    return tuple(f"{value:.2f}" for value in (*phases, row["ms_per_step"] - sum(phases)))

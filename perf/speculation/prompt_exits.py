@@ -11,12 +11,12 @@ student has prompts of the tasks, those that exit apart from the others. The 213
 which every prompt exits, shows what there is to gain where the graphs take the time. Writes OUTPUT.json and .md.
 """
 
+import argparse
 import random
 import statistics
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +24,17 @@ import numpy as np
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.engine import AnsweredPrompt, EngineGenerator
 from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality
-from kvforge.evaluation.paired import PairedDifference, paired_difference
+from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.run import EvalOptions, Examples, make_prompts
 from kvforge.evaluation.score import is_correct
 from kvforge.manifest import load_manifest
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime import LLMEngine
 from kvforge.runtime.sessions.session import load_session
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.batch import Batch
 from perf.harness.engines import STUDENT_DIR, cached_engine, tokenizer_of
+from perf.harness.experiment import Experiment, Report, Row, number, output, told, work
 from perf.harness.random_checkpoint import LLAMA_213M
-from perf.harness.tables import Row, markdown_table
+from perf.harness.tables import columns_table, interval
 from perf.speculation.self_draft_bound import engine_of as engine_that_agrees
 
 TASKS = ("needle_single", "variables", "list_recall", "arithmetic", "amounts")
@@ -48,6 +49,7 @@ WAYS: dict[str, tuple[bool, bool]] = {
 """Whether there is a threshold, and whether prompts exit."""
 ANY = 1e-9
 """A threshold that everyone passes."""
+ABOVE = ("above", "threshold", "g")
 
 
 def answers(engine: Path, num_prompts: int, length: int) -> list[Row]:
@@ -137,116 +139,84 @@ def first_tokens(directory: Path, name: str, prompts: Sequence[list[int]], thres
 
 def first_token(engine: LLMEngine, prompt: list[int]) -> float:
     """Return the seconds from the request to its only token."""
-    begin = time.perf_counter()
-    engine.add_request("timed", prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    while engine.has_unfinished():
-        engine.step()
-    return time.perf_counter() - begin
+    batch = Batch(engine, [prompt], 1)
+    batch.finish()
+    return time.perf_counter() - batch.begun
 
 
-def measure(work: Path, num_prompts: int, length: int, rounds: int) -> Report:
+def measure(args: argparse.Namespace) -> Report:
     """Return everything."""
-    student = cached_engine(work / "prompt-exits", STUDENT_DIR, BuildOptions(dtype="bfloat16"))
-    report = begin_report("perf.speculation.prompt_exits") | {
-        "length": length,
-        "answers": answers(student, num_prompts, length),
-    }
+    student = cached_engine(args.work / "prompt-exits", STUDENT_DIR, BuildOptions(dtype="bfloat16"))
+    found = answers(student, args.num_prompts, args.length)
     tokenizer = tokenizer_of(student)
     short = make_prompts(student, EvalOptions(TASKS, 8, SHORT, seed=3))
     prompts = [tokenizer.encode(example.prompt) for wanted in short.values() for example in wanted]
-    rows = [row for p in THRESHOLDS[::2] for row in first_tokens(student, "tiny student", prompts, p, rounds)]
-    agreeing, rng = engine_that_agrees(work), np.random.default_rng(0)
+    rows = [row for p in THRESHOLDS[::2] for row in first_tokens(student, "tiny student", prompts, p, args.rounds)]
+    agreeing, rng = engine_that_agrees(args.work), np.random.default_rng(0)
     for tokens in LENGTHS:
         prompts = rng.integers(3, LLAMA_213M["vocab_size"], (4, tokens)).tolist()
-        rows += first_tokens(agreeing, "213M, cut at half", prompts, ANY, rounds)
-    return report | {"first_tokens": rows}
+        rows += first_tokens(agreeing, "213M, cut at half", prompts, ANY, args.rounds)
+    return {"answers": found, "first_tokens": rows}
+
+
+def by_task(report: Report) -> Iterator[Row]:
+    """Yield a row of each task, without exits of prompts and with them."""
+    for before, row in zip(report["answers"][::2], report["answers"][1::2], strict=True):
+        for without, task in zip(before["tasks"], row["tasks"], strict=True):
+            share = task["num_prompt_exits"] / task["paired"]["num_prompts"]
+            yield {**task, "threshold": row["threshold"], "without": without["exits"], "share": share}
 
 
 def markdown(report: Report) -> str:
     """Return the tables under what they were measured with."""
-    head = ("exits of", "above", "tokens that exit", "prompts that exit", "exact match", "full model's")
-    compared = ("difference, points", "of prompts alone, points", "same answers")
-    rows = [
-        (
-            "prompts too" if row["prompts"] else "generated tokens",
-            f"{row['threshold']:g}",
-            f"{row['share']:.1%}",
-            f"{row['prompt_share']:.1%}",
-            f"{row['exits']:.1%}",
-            f"{row['full']:.1%}",
-            _points(row["versus_full"]),
-            _points(row["versus_row_before"]) if row["prompts"] else "",
-            f"{row['same']}/{row['versus_full']['num_prompts']}",
-        )
-        for row in report["answers"]
-    ]
-    by_task = [
-        (
-            task["task"],
-            f"{row['threshold']:g}",
-            f"{task['num_prompt_exits'] / task['paired']['num_prompts']:.0%}",
-            f"{task['full']:.1%}",
-            f"{without['exits']:.1%}",
-            f"{task['exits']:.1%}",
-            _points(task["paired"]),
-        )
-        for before, row in zip(report["answers"][::2], report["answers"][1::2], strict=True)
-        for without, task in zip(before["tasks"], row["tasks"], strict=True)
-    ]
-    times = [
-        (
-            row["model"],
-            f"{row['num_tokens']:.0f}",
-            f"{row['threshold']:g}",
-            "yes" if row["exits"] else "no",
-            row["num_prompts"],
-            *(f"{row['ttft_ms'][way]:.2f}" for way in WAYS),
-            *(f"{row['of_plain'][way]:.2f}" for way in list(WAYS)[1:]),
-        )
-        for row in report["first_tokens"]
-    ]
-    rounds = report["first_tokens"][0]["rounds"]
-    time_head = ("model", "prompt", "above", "exits", "prompts", *(f"{way}, ms" for way in WAYS))
-    return "\n\n".join(
-        (
-            f"`{report['command']}`",
-            f"{report['machine']}. bf16. Answers: the tiny SwiftKV student (cut 4 of 8), prompts of {report['length']} "
-            "tokens. Differences are exits less full model, paired by prompt, with a 95% interval, prompts gained and "
-            "lost; *of prompts alone* is against exits of generated tokens at the same threshold.",
-            markdown_table((*head, *compared), rows),
-            "Of each task, with exits of prompts too; the difference is from the full model.",
-            markdown_table(
-                ("task", "above", "prompts that exit", "full model", "generated", "prompts too", "difference, points"),
-                by_task,
-            ),
-            f"First token of one prompt: median of {rounds} rounds in which all ways take turns, and median of the "
-            "quotients with the time without exits in the same round.",
-            markdown_table((*time_head, *(f"{way} / no exits" for way in list(WAYS)[1:])), times),
-            "",
-        )
+    answered = (
+        ("exits of", lambda row: "prompts too" if row["prompts"] else "generated tokens"), ABOVE,
+        ("tokens that exit", "share", ".1%"), ("prompts that exit", "prompt_share", ".1%"),
+        ("exact match", "exits", ".1%"), ("full model's", "full", ".1%"),
+        ("difference, points", lambda row: _points(row["versus_full"])),
+        ("of prompts alone, points", lambda row: _points(row["versus_row_before"]) if row["prompts"] else ""),
+        ("same answers", lambda row: f"{row['same']}/{row['versus_full']['num_prompts']}"),
+    )  # fmt: skip
+    of_tasks = (
+        ("task", "task"), ABOVE, ("prompts that exit", "share", ".0%"), ("full model", "full", ".1%"),
+        ("generated", "without", ".1%"), ("prompts too", "exits", ".1%"),
+        ("difference, points", lambda row: _points(row["paired"])),
+    )  # fmt: skip
+    times = (
+        ("model", "model"), ("prompt", "num_tokens", ".0f"), ABOVE,
+        ("exits", lambda row: "yes" if row["exits"] else "no"), ("prompts", "num_prompts"),
+        *((f"{way}, ms", lambda row, way=way: row["ttft_ms"][way], ".2f") for way in WAYS),
+        *((f"{way} / no exits", lambda row, way=way: row["of_plain"][way], ".2f") for way in list(WAYS)[1:]),
+    )  # fmt: skip
+    parts = (
+        told(report),
+        f"bf16. Answers: the tiny SwiftKV student (cut 4 of 8), prompts of {report['length']} tokens. Differences are "
+        "exits less full model, paired by prompt, with a 95% interval, prompts gained and lost; *of prompts alone* is "
+        "against exits of generated tokens at the same threshold.",
+        columns_table(answered, report["answers"]),
+        "Of each task, with exits of prompts too; the difference is from the full model.",
+        columns_table(of_tasks, by_task(report)),
+        f"First token of one prompt: median of {report['first_tokens'][0]['rounds']} rounds in which all ways take "
+        "turns, and median of the quotients with the time without exits in the same round.",
+        columns_table(times, report["first_tokens"]),
     )
+    return "\n\n".join(parts) + "\n"
 
 
 def _points(paired: Row) -> str:
-    difference = PairedDifference(**paired)
-    return (
-        f"{100 * difference.difference:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f}), "
-        f"+{difference.gained} -{difference.lost}"
-    )
+    return f"{interval(paired, 1, 100, '+', value='difference')}, +{paired['gained']} -{paired['lost']}"
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--num-prompts", type=positive, default=100, help="prompts of each task (default 100)")
-    parser.add_argument("--length", type=positive, default=300, help="tokens of a prompt (default 300)")
-    parser.add_argument("--rounds", type=positive, default=15, help="of first tokens (default 15)")
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
-    return run_program(
-        args, lambda: measure(args.work, args.num_prompts, args.length, args.rounds), markdown, markdown=True
-    )
+EXPERIMENT = Experiment(
+    "perf.speculation.prompt_exits", __doc__,
+    options=(
+        work(), number("--num-prompts", 100, "prompts of each task (default 100)"),
+        number("--length", 300, "tokens of a prompt (default 300)"),
+        number("--rounds", 15, "of first tokens (default 15)"), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, settings=("length",), shown=markdown,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

@@ -17,14 +17,12 @@ each and replace the same ones in OUTPUT.json; OUTPUT.md is its table.
 import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
@@ -36,10 +34,12 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import Example, make_examples
 from perf.harness.batch import Batch
-from perf.harness.command import add_report, add_work, make_parser, run_main
+from perf.harness.command import make_parser, run_main
 from perf.harness.engines import ASSETS, cached_engine
 from perf.harness.files import merge_rows, read_json, write_report
-from perf.harness.tables import markdown_table
+from perf.harness.options import option, output, seed, work
+from perf.harness.rounds import median_interval
+from perf.harness.tables import columns_table
 
 MODELS = ("tiny-teacher", "tiny-swiftkv")
 BATCHES = (1, 4, 8)
@@ -160,9 +160,8 @@ def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> 
 
 def interval(ratios: list[float]) -> list[float]:
     """Bounds of the 95% bootstrap interval of the median."""
-    values = np.array(ratios)
-    picked = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
-    return [float(bound) for bound in np.quantile(np.median(values[picked], axis=1), (0.025, 0.975))]
+    found = median_interval(ratios)
+    return [found["low"], found["high"]]
 
 
 def measure(engines: Pair, tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
@@ -223,21 +222,17 @@ def paired(
 
 def table(models: dict[str, list[dict[str, Any]]]) -> str:
     """The results as Markdown."""
-    head = ("model", "task", "batch", "plain tok/s", "prompt lookup tok/s", "ratio", "95% interval", "all running")
-    more = ("pairs", "CPU ms a token, plain", "with lookup", "acceptance", "accepted a draft")
-    return markdown_table(
-        [*head, *more], [_cells(m, row) for m, rows in models.items() for row in rows], "llrrrrlrrrrrr"
-    )
-
-
-def _cells(model: str, row: dict[str, Any]) -> list[Any]:
-    low, high = row["interval"]
-    drafts = [f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}"] if row["draft_tokens"] else ["-", "-"]
-    return [
-        *(model, row["task"], row["batch"], f"{row['plain_tok_s']:.0f}", f"{row['drafts_tok_s']:.0f}"),
-        *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['full_batch_ratio']:.2f}", row["pairs"]),
-        *(f"{row['plain_cpu_ms_per_token']:.2f}", f"{row['drafts_cpu_ms_per_token']:.2f}", *drafts),
-    ]
+    columns = (
+        ("model", "model"), ("task", "task"), ("batch", "batch"), ("plain tok/s", "plain_tok_s", ".0f"),
+        ("prompt lookup tok/s", "drafts_tok_s", ".0f"), ("ratio", "ratio", ".2f"),
+        ("95% interval", lambda row: "{:.2f} to {:.2f}".format(*row["interval"])),
+        ("all running", "full_batch_ratio", ".2f"), ("pairs", "pairs"),
+        ("CPU ms a token, plain", "plain_cpu_ms_per_token", ".2f"), ("with lookup", "drafts_cpu_ms_per_token", ".2f"),
+        ("acceptance", lambda row: f"{row['acceptance']:.0%}" if row["draft_tokens"] else "-"),
+        ("accepted a draft", lambda row: f"{row['mean_accepted_length']:.1f}" if row["draft_tokens"] else "-"),
+    )  # fmt: skip
+    rows = [{"model": model, **row} for model, own in models.items() for row in own]
+    return columns_table(columns, rows, "llrrrrlrrrrrr")
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -246,17 +241,19 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     return [rows[case] for task in TASKS for batch in BATCHES if (case := (task, batch)) in rows]
 
 
+PARSER = make_parser(
+    __doc__, work("build/speculation", "where engines are built"),
+    output("OUTPUT.json and .md", "perf/results/speculation-prompt-lookup"),
+    option("--model", action="append", choices=MODELS, help="only this one; others stay in OUTPUT.json"),
+    option("--task", action="append", choices=tuple(TASKS), help="only this one; likewise"),
+    option("--batch", type=int, action="append", choices=BATCHES, help="only this one; likewise"),
+    option("--seconds", type=float, default=9.0, help="to measure each case for (default 9)"),
+    option("--num-speculative-tokens", type=int, default=8), seed(),
+)  # fmt: skip
+
+
 def main() -> None:
-    parser = make_parser(__doc__)
-    add_work(parser, "build/speculation", "where engines are built")
-    add_report(parser, "OUTPUT.json and .md", "perf/results/speculation-prompt-lookup")
-    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; others stay in OUTPUT.json")
-    parser.add_argument("--task", action="append", choices=tuple(TASKS), help="only this one; likewise")
-    parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="only this one; likewise")
-    parser.add_argument("--seconds", type=float, default=9.0, help="to measure each case for (default 9)")
-    parser.add_argument("--num-speculative-tokens", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = PARSER.parse_args()
     known = read_json(args.output.with_suffix(".json"), {}) if args.model or args.task or args.batch else {}
     models: dict[str, list[dict[str, Any]]] = known.get("models", {})
     found: dict[str, list[dict[str, Any]]] = {}
@@ -264,12 +261,8 @@ def main() -> None:
         directory = engine_of(model, args.work)
         tokenizer = Tokenizer.from_dir(directory / TOKENIZER_DIR)
         session = load_session(directory, load_manifest(directory))
-        engines = pair_of(
-            session,
-            tokenizer,
-            SpeculativeConfig("ngram", args.num_speculative_tokens),
-            kv_cache_gib=0.1,
-        )
+        drafts = SpeculativeConfig("ngram", args.num_speculative_tokens)
+        engines = pair_of(session, tokenizer, drafts, kv_cache_gib=0.1)
         cases = [(task, batch) for task in args.task or TASKS for batch in args.batch or BATCHES]
         bar = tqdm(cases, desc=model, disable=True if args.json else None)
         found[model] = [measure(engines, tokenizer, *case, args) for case in bar]
@@ -292,4 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

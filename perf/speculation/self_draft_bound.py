@@ -7,8 +7,8 @@ exit's head is the LM head: both heads say the same, so all drafts are accepted,
 L drafts should take (L + 1) times ``lower`` and the exit, and ``upper`` once. Writes OUTPUT.json and .md.
 """
 
+import argparse
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from kvforge.compiler import BuildOptions
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
-from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import cached_engine
+from perf.harness.experiment import Experiment, Report, number, numbers, output, work
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
-from perf.harness.tables import markdown_table
 from perf.harness.timed_session import TimedSession
 from perf.speculation.early_exit import decode, make_engine
+from perf.speculation.early_exit_report import phase
 
 CUT, GROUP, LENGTHS = 8, 4, (0, 1, 2, 4, 6)
 NOTHING_ADDED = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -77,42 +77,31 @@ def measure(engine_dir: Path, batch: int, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """Return the table under what it was measured with."""
+def columns(report: Report) -> list[tuple]:
+    """Return the table's columns."""
     plain = {row["batch"]: row["tokens_per_s"] for row in report["rows"] if row["drafts"] == 0}
-    head = ("batch", "drafts", "acceptance", "tokens a step", "ms a step", "lower", "exit", "upper", "tokens/s")
-    lines = [
-        [
-            *(row["batch"], row["drafts"], f"{row['acceptance']:.0%}", f"{row['tokens_per_step']:.2f}"),
-            f"{row['ms_per_step']:.2f}",
-            *(f"{row['ms_per_step_in'].get(name, 0.0):.2f}" for name in ("lower", "early_exit", "upper")),
-            *(f"{row['tokens_per_s']:.0f}", f"{row['tokens_per_s'] / plain[row['batch']]:.2f}"),
-            "yes" if row["same_texts"] else "no",
-        ]
-        for row in report["rows"]
-    ]
-    return (
-        f"`{report['command']}`\n\n{report['machine']}. 213M parameters, cut {CUT} of 16, bf16, an exit that agrees "
-        f"with the model.\n\n{markdown_table((*head, 'over plain', 'same texts'), lines)}\n"
-    )
+    return [
+        ("batch", "batch"), ("drafts", "drafts"), ("acceptance", "acceptance", ".0%"),
+        ("tokens a step", "tokens_per_step", ".2f"), ("ms a step", "ms_per_step", ".2f"),
+        *map(phase, ("lower", "early_exit", "upper")), ("tokens/s", "tokens_per_s", ".0f"),
+        ("over plain", lambda row: row["tokens_per_s"] / plain[row["batch"]], ".2f"),
+        ("same texts", lambda row: "yes" if row["same_texts"] else "no"),
+    ]  # fmt: skip
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    add_work(parser)
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 4])
-    parser.add_argument("--repeats", type=positive, default=5)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every batch."""
+    engine = engine_of(args.work)
+    with torch.inference_mode():
+        return [row for batch in args.batch for row in measure(engine, batch, args.repeats)]
 
-    def make() -> dict[str, Any]:
-        engine = engine_of(args.work)
-        with torch.inference_mode():
-            rows = [row for batch in args.batch for row in measure(engine, batch, args.repeats)]
-        return {**begin_report("perf.speculation.self_draft_bound"), "rows": rows}
 
-    return run_program(args, make, markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.speculation.self_draft_bound", __doc__,
+    options=(work(), numbers("--batch", [1, 4]), number("--repeats", 5), output("OUTPUT.json and OUTPUT.md")),
+    measure=run, notes=f"213M parameters, cut {CUT} of 16, bf16, an exit that agrees with the model.", columns=columns,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(EXPERIMENT.run())

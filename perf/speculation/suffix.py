@@ -16,7 +16,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +27,8 @@ from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation import drafting
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from perf.harness.command import Report, add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.engines import tokenizer_of
-from perf.harness.tables import markdown_table
+from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place, seed
 from perf.speculation.agents import records, tool_calls
 
 TURN = 64
@@ -66,13 +64,13 @@ class Stream:
             while self._num_running < self._in_flight and (request := next(self._waiting, None)) is not None:
                 self.engine.add_request(str(request[0]), *request[1])
                 self._num_running += 1
-            for output in self.engine.step():
-                text = self.texts.setdefault(output.request_id, [])
+            for answer in self.engine.step():
+                text = self.texts.setdefault(answer.request_id, [])
                 self.num_rows += len(text) > 0
-                text += output.new_token_ids
-                self.num_tokens += len(output.new_token_ids)
-                self._num_running -= output.finished
-                self._num_left -= output.finished
+                text += answer.new_token_ids
+                self.num_tokens += len(answer.new_token_ids)
+                self._num_running -= answer.finished
+                self._num_left -= answer.finished
         self.turns.append(self._clock() - began)
         return self._num_left > 0
 
@@ -138,31 +136,24 @@ def make_report(args: argparse.Namespace) -> Report:
             for row in measure(session, args, requests, in_flight):
                 rounded = {key: round(float(x), 3) if isinstance(x, float) else x for key, x in row.items()}
                 rows.append({"temperature": temperature, **rounded})
-    return {**begin_dated_report("perf.speculation.suffix"), "rows": rows}
+    return {"rows": rows}
 
 
-def markdown(report: Report) -> str:
-    """A row for each case."""
-    head = [name.replace("_", " ") for name in report["rows"][0]]
-    table = markdown_table(head, [list(row.values()) for row in report["rows"]], "rrlrrrrrrrrr")
-    return f"`{report['command']}`, {report['date']}, {report['machine']}\n\n{table}\n"
-
-
-def main() -> int:
-    """Print the table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("--chat", action="store_true", help="calls of tools, written by the chat template")
-    parser.add_argument("--in-flight", type=positive, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
-    parser.add_argument("--requests", type=positive, default=96, help="of each case (default %(default)s)")
-    parser.add_argument("--num-tokens", type=positive, default=96, help="of an answer (default %(default)s)")
-    parser.add_argument("--num-speculative-tokens", type=positive, default=8, help="(default %(default)s)")
-    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    add_report(parser, "OUTPUT.json and .md")
-    args = parser.parse_args()
-    return run_program(args, lambda: make_report(args), markdown, markdown=True)
+EXPERIMENT = Experiment(
+    "perf.speculation.suffix", __doc__,
+    options=(
+        place("engine"), flag("--chat", "calls of tools, written by the chat template"),
+        numbers("--in-flight", [1, 8, 32], "(default 1 8 32)"),
+        number("--requests", 96, "of each case (default %(default)s)"),
+        number("--num-tokens", 96, "of an answer (default %(default)s)"),
+        number("--num-speculative-tokens", 8, "(default %(default)s)"),
+        option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"), seed(),
+        output("OUTPUT.json and .md"),
+    ),
+    measure=make_report, is_dated=True, align="rrlrrrrrrrrr",
+    columns=lambda report: [(name.replace("_", " "), name) for name in report["rows"][0]],
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(EXPERIMENT.run())

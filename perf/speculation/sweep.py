@@ -36,9 +36,10 @@ from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.harness.batch import Batch
-from perf.harness.command import add_report, make_parser, run_main
+from perf.harness.command import make_parser, run_main
 from perf.harness.files import merge_rows, read_json
 from perf.harness.machine import describe_threads
+from perf.harness.options import option, output, place, seed
 from perf.speculation.fixed_length import FixedLength
 from perf.speculation.sweep_report import write_report
 
@@ -184,25 +185,26 @@ def merge(cells: list[dict[str, Any]], new: list[dict[str, Any]], keys: tuple[st
     return sorted(merge_rows(cells, new, keys), key=itemgetter(*keys))
 
 
+PARSER = make_parser(
+    __doc__, place("engine", "engine directory, built with --max-draft-len of the longest length"),
+    place("--draft-engine", "draft with this one instead of the controlled drafter"),
+    option("--batch", type=int, default=1, help="sequences at once (default 1)"),
+    option("--lengths", type=int, nargs="+", default=list(range(1, 9)), help="drafts a step"),
+    option("--acceptance", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.0]),
+    option("--num-tokens", type=int, default=96, help="tokens of a sequence that are timed (default 96)"), seed(),
+    output("OUTPUT.json, .md and .svg", "perf/results/speculation-sweep", as_json=False),
+)  # fmt: skip
+
+
 def main() -> None:
-    """Parse the command line, measure, and write the results."""
-    parser = make_parser(__doc__)
-    parser.add_argument("engine", type=Path, help="engine directory, built with --max-draft-len of the longest length")
-    parser.add_argument("--draft-engine", type=Path, help="draft with this one instead of the controlled drafter")
-    parser.add_argument("--batch", type=int, default=1, help="sequences at once (default 1)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(range(1, 9)), help="drafts a step")
-    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.0])
-    parser.add_argument("--num-tokens", type=int, default=96, help="tokens of a sequence that are timed (default 96)")
-    parser.add_argument("--seed", type=int, default=0)
-    add_report(parser, "OUTPUT.json, .md and .svg", "perf/results/speculation-sweep", as_json=False)
-    args = parser.parse_args()
+    """Measure, and write the results."""
+    args = PARSER.parse_args()
     engine = LLMEngine(args.engine, kv_cache_gib=0.5, enable_prefix_cache=False)
     report = read_json(args.output.with_suffix(".json"), {"cells": [], "draft_models": [], "commands": []})
     name = args.engine.name
     if args.draft_engine is None:
-        report["cells"] = merge(
-            report["cells"], controlled(engine, name, args), ("engine", "batch", "length", "acceptance")
-        )
+        keys = ("engine", "batch", "length", "acceptance")
+        report["cells"] = merge(report["cells"], controlled(engine, name, args), keys)
     else:
         keys = ("engine", "draft_engine", "batch", "temperature", "length")
         report["draft_models"] = merge(report["draft_models"], draft_model(engine, name, args), keys)
@@ -214,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    raise SystemExit(run_main(main))

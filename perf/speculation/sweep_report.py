@@ -6,7 +6,7 @@ from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
 from perf.harness import files
-from perf.harness.tables import markdown_table
+from perf.harness.tables import columns_table
 
 Cells = list[dict[str, Any]]
 
@@ -33,57 +33,42 @@ def groups(cells: Cells) -> dict[tuple[str, int], Cells]:
     return found
 
 
-HEAD = ("γ", "step cost", "α", "tokens/step expected", "measured", "speed-up predicted", "measured")
-MODELS_HEAD = (
-    *("engine", "drafted by", "batch", "temperature", "γ", "acceptance", "tokens/step", "step ms (plain)"),
-    "speed-up",
-)
-
-
-def _cells(cell: dict[str, Any], costs: dict[int, float]) -> list[str]:
-    tokens = f"{cell['expected_tokens_per_step']:.2f}", f"{cell['tokens_per_step']:.2f}"
-    speeds = f"{predicted(cell, costs):.2f}", f"{cell['speedup']:.2f}"
-    return [cell["length"], f"{costs[cell['length']]:.2f}", f"{cell['acceptance']:g}", *tokens, *speeds]
-
-
-def _model_cells(cell: dict[str, Any]) -> list[str]:
+def columns_of(costs: dict[int, float]) -> list[tuple]:
+    """Return the columns of the controlled drafter's table."""
     return [
-        *(cell["engine"], cell["draft_engine"], cell["batch"], f"{cell['temperature']:g}", cell["length"]),
-        *(f"{cell['accepted'] / max(cell['drafted'], 1):.0%}", f"{cell['tokens_per_step']:.2f}"),
-        *(f"{cell['step_ms']:.2f} ({cell['plain_step_ms']:.2f})", f"{cell['speedup']:.2f}"),
-    ]
+        ("γ", "length"), ("step cost", lambda cell: costs[cell["length"]], ".2f"), ("α", "acceptance", "g"),
+        ("tokens/step expected", "expected_tokens_per_step", ".2f"), ("measured", "tokens_per_step", ".2f"),
+        ("speed-up predicted", lambda cell: predicted(cell, costs), ".2f"), ("measured", "speedup", ".2f"),
+    ]  # fmt: skip
+
+
+MODELS = (
+    ("engine", "engine"), ("drafted by", "draft_engine"), ("batch", "batch"), ("temperature", "temperature", "g"),
+    ("γ", "length"), ("acceptance", lambda cell: cell["accepted"] / max(cell["drafted"], 1), ".0%"),
+    ("tokens/step", "tokens_per_step", ".2f"),
+    ("step ms (plain)", lambda cell: f"{cell['step_ms']:.2f} ({cell['plain_step_ms']:.2f})"),
+    ("speed-up", "speedup", ".2f"),
+)  # fmt: skip
 
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the tables with their explanation."""
-    lines = [
+    parts = [
         "# Draft length and acceptance",
-        "",
         f"{report['machine']}. A controlled drafter spoils right drafts with probability 1 − α and costs nothing. "
         "Expected tokens a step: (1 − α^(γ+1)) / (1 − α); predicted speed-up: these over the step's measured cost. "
         "Tokens and times are of greedy decoding after the prompts.",
-        "",
     ]
     for (engine, batch), cells in groups(report["cells"]).items():
-        costs = step_costs(cells)
         plain = statistics.median(cell["plain_step_ms"] for cell in cells)
-        lines += [
+        parts += [
             f"## {engine}, batch {batch}",
-            "",
             f"{report['engines'][engine]}. A step without drafts takes {plain:.1f} ms.",
-            "",
-            markdown_table(HEAD, [_cells(cell, costs) for cell in cells], "r" * len(HEAD)),
-            "",
         ]
+        parts.append(columns_table(columns_of(step_costs(cells)), cells, "rrrrrrr"))
     if report["draft_models"]:
-        lines += [
-            "## Draft models",
-            "",
-            markdown_table(MODELS_HEAD, map(_model_cells, report["draft_models"]), "ll" + "r" * (len(MODELS_HEAD) - 2)),
-            "",
-        ]
-    lines += ["Commands:", "", *(f"    {command}" for command in report["commands"]), ""]
-    return "\n".join(lines)
+        parts += ["## Draft models", columns_table(MODELS, report["draft_models"], "llrrrrrrr")]
+    return "\n\n".join([*parts, "Commands:", "\n".join(f"    {command}" for command in report["commands"])]) + "\n"
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

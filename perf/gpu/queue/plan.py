@@ -7,7 +7,7 @@ from pathlib import Path
 from perf.gpu.carry.pieces import is_carried
 from perf.gpu.queue.experiment import Experiment
 from perf.gpu.queue.results import DONE, RESULTS, State, commit_of, record_path, state_of
-from perf.harness.tables import Column, text_table
+from perf.harness.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def plan_table(planned: Sequence[Planned], folder: Path = RESULTS) -> str:
     ]
     widths = {key: max([len(key), *(len(row[key]) for row in rows)]) for key in ("name", "seconds", "state")}
     columns = (
-        Column("at", "at", ">5"),
-        *(Column(key, key, f"<{width}") for key, width in widths.items()),
-        Column("", "why", "<"),
+        ("at", "at", ">5"),
+        *((key, key, f"<{width}") for key, width in widths.items()),
+        ("", "why", "<"),
     )
     return text_table(columns, rows, gap="  ")

@@ -34,3 +34,8 @@ class LevelMeter:
     def _run(self, options: list[str], num: int, seed: int) -> dict[str, Any]:
         data, url = self._inputs(num, seed), self._server.grpc_url
         return run_perf_analyzer(url, self._model, data, options, num, self._args.timeout_s)
+
+
+def label_interval(name: str, interval: int) -> str:
+    """``name`` in a table, with the number of tokens in a response unless that is one."""
+    return name if interval == 1 else f"{name}, {f'{interval} tokens' if interval else 'all that wait'} in a response"

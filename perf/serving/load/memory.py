@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvforge.common.figures import new_figure, save_figure
+from perf.harness.plots import panels
 from perf.serving.load.processes import memory_of
 
 
@@ -57,14 +57,10 @@ def slope_mib_per_hour(seconds: np.ndarray, mib: np.ndarray, warm_up_s: float) -
 
 def plot_memory(samples_of: Mapping[str, Sequence[Sequence[float]]], path: Path, warm_up_s: float) -> None:
     """RSS of every role of ``MemoryLog.samples`` over minutes, above its value at the end of the warm-up."""
-    figure = new_figure(9, 4)
-    panel = figure.subplots()
-    for role, samples in samples_of.items():
-        seconds, _, rss = np.array(samples).T
-        base = rss[min(int(np.searchsorted(seconds, warm_up_s)), len(rss) - 1)]
-        panel.plot(seconds / 60, rss - base, label=f"{role} ({base:.0f} MiB)")
-    panel.axvline(warm_up_s / 60, color="grey", lw=0.8, ls=":")
-    panel.set(xlabel="minutes", ylabel="RSS above its value after warm-up, MiB")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=7)
-    save_figure(figure, path)
+    with panels(path, 9, 4, legend=7) as (panel,):
+        for role, samples in samples_of.items():
+            seconds, _, rss = np.array(samples).T
+            base = rss[min(int(np.searchsorted(seconds, warm_up_s)), len(rss) - 1)]
+            panel.plot(seconds / 60, rss - base, label=f"{role} ({base:.0f} MiB)")
+        panel.axvline(warm_up_s / 60, color="grey", lw=0.8, ls=":")
+        panel.set(xlabel="minutes", ylabel="RSS above its value after warm-up, MiB")

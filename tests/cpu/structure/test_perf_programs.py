@@ -41,7 +41,7 @@ def test_nothing_lies_outside_of_a_subject() -> None:
 def test_a_program_has_the_harness_parser_and_names_its_own_command(name: str) -> None:
     text = (PERF / name).read_text()
     names = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    assert {"make_parser", "quality_parser", "harness_parser", "gpu_parser"} & {*names}
+    assert {"Experiment", "make_parser", "harness_parser", "gpu_parser"} & {*names}
     module = f"perf.{name.removesuffix('.py').replace('/', '.')}"
     assert f"python -m {module}" in (ast.get_docstring(ast.parse(text)) or "")
     assert f"`python -m {module}`" in (PERF / "README.md").read_text()

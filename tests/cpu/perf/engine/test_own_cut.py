@@ -5,7 +5,7 @@ from kvforge.checkpoint.model import read_model_config
 from kvforge.costs.flops import prompt_flops
 from model_defs import load_config
 from model_defs.weights import weight_specs
-from perf.engine.own_cut import ALL_LAYERS, SKIPPING, read_without_cut, table, without_cut
+from perf.engine.own_cut import ALL_LAYERS, EXPERIMENT, SKIPPING, read_without_cut, without_cut
 from perf.harness.random_checkpoint import GEMMA4_E2B
 
 CONFIG = load_config(GEMMA4_E2B)
@@ -41,7 +41,7 @@ def test_the_table() -> None:
         {"engine": SKIPPING, "ttft_s": [1.0, 3.0, 2.0], "flops": 2e12},
         {"engine": ALL_LAYERS, "ttft_s": [4.0, 4.0, 4.0], "flops": 6e12},
     ]
-    text = table(
+    text = EXPERIMENT.show(
         {
             "command": "c", "machine": "m", "weight_dtype": "int8", "vocab_size": 8, "input_tokens": 5,
             "ratio": 0.5, "equal_texts": 3, "flops_per_s": 2e12, "rows": rows,

@@ -27,7 +27,7 @@ def test_both_sides_run_every_turn(
         str(workloads),
     ]
     monkeypatch.setattr("sys.argv", [*command, "--turns", "2", "--output", str(tmp_path / "report")])
-    assert versions.main() == 0
+    assert versions.EXPERIMENT.run() == 0
     (row,) = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert [len(row["runs"][side]) for side in ("before", "now")] == [2, 2]
     totals = {side: [run["total_s"] for run in row["runs"][side]] for side in row["runs"]}
@@ -37,5 +37,5 @@ def test_both_sides_run_every_turn(
 
 def test_a_checkout_without_the_program_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["versions", str(tmp_path), "--against", str(tmp_path / "none")])
-    assert versions.main() == 1
+    assert versions.EXPERIMENT.run() == 1
     assert "before cannot be started" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Rows of the table of parts alone and together."""
 
-from perf.eviction.composition import ROWS, Parts, table
+from perf.eviction.composition import EXPERIMENT, ROWS, Parts
 
 
 def test_each_part_stands_alone_and_all_together() -> None:
@@ -35,7 +35,7 @@ def test_the_table_has_a_difference_for_all_but_the_first() -> None:
         "load": {"requests": 24, "input_tokens": 2048, "output_tokens": 128, "pool_mib": 96},
         "rows": {Parts().label: row, Parts(evicts=True).label: row},
     }
-    lines = [line for line in table(report).splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in EXPERIMENT.show(report).splitlines() if line.startswith("| ")][1:]
     assert lines == [
         "| none | 4096 | 3.00 | 3 (planned 2) | 1.0 | 50 | 40 | 50.0 (25.0 to 75.0) |  |",
         "| eviction | 4096 | 3.00 | 3 (planned 2) | 1.0 | 50 | 40 | 50.0 (25.0 to 75.0) | "

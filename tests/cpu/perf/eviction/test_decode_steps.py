@@ -1,7 +1,7 @@
 """Rows of the table of decode steps, and the bytes that their floors are made of."""
 
 from kvforge.kv_policies import parse
-from perf.eviction.decode_steps import POLICIES, step_bytes, table
+from perf.eviction.decode_steps import EXPERIMENT, POLICIES, step_bytes
 from tests.support.models.small_models import small_session
 
 
@@ -23,7 +23,7 @@ def test_the_table_compares_with_the_full_cache_of_the_same_cell() -> None:
     ]
     lines = [
         line
-        for line in table({"command": "c", "machine": "m", "turns": 3, "rows": rows}).splitlines()
+        for line in EXPERIMENT.show({"command": "c", "machine": "m", "turns": 3, "rows": rows}).splitlines()
         if line.startswith("| ")
     ]
     assert lines[1:] == [

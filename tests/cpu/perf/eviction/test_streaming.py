@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvforge.runtime import LLMEngine
-from perf.eviction.streaming import markdown, stretches
+from perf.eviction.streaming import EXPERIMENT, stretches
 from perf.harness.forced import forced_logits
 from tests.support.eviction.forced import run_forced
 from tests.support.models.small_models import small_session
@@ -58,7 +58,7 @@ def test_stretches_leave_out_the_first_token_and_hold_the_mean() -> None:
 def test_the_table_names_windows_and_their_ratio() -> None:
     loss = np.log(np.full((3, 100), 2.0))
     row = {"name": "full cache", "stretches": stretches(loss, 10)}
-    text = markdown(
+    text = EXPERIMENT.show(
         {"rows": [row], "window": 10, "length": 100, "num_texts": 3, "machine": "a machine", "command": "a command"}
     )
     assert "| full cache | 2.000 (2.000–2.000) |" in text and "| 1.000 |" in text and "window 10 |" in text

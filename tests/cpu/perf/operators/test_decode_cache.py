@@ -12,7 +12,7 @@ def test_rows_of_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     sizes = ["--sequences", "2", "--length", "64", "--kv-heads", "2", "--heads", "4", "--head-dim", "32"]
     command = ["decode_cache", *sizes, "--megabytes", "1", "--turns", "1", "--seconds", "0.01", "--cpu-time"]
     monkeypatch.setattr("sys.argv", [*command, "--output", str(tmp_path / "out")])
-    assert decode_cache.main() == 0
+    assert decode_cache.EXPERIMENT.run() == 0
     rows = {row["format"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
     vectors = 2 * 2 * 64 * 2  # K and V of two sequences, two heads
     assert {name: row["bytes"] for name, row in rows.items()} == {

@@ -9,7 +9,8 @@ import pytest
 
 from perf.quality import ablations
 from perf.quality.ablations import ABLATIONS, seeded
-from perf.quality.ablations_report import compared, interval_of_mean
+from perf.quality.ablations_report import compared
+from perf.quality.scores import interval_of_mean
 from perf.quality.swiftkv_variants import RECIPES, Variant
 
 
@@ -48,7 +49,7 @@ def test_the_program_reports_the_curves_of_its_students(tmp_path: Path, monkeypa
     monkeypatch.setattr(ablations, "curve_of", lambda student, _: [(0, 0.5), (10, 0.01 * student.seed)])
     command = ["ablations", "--output", str(tmp_path / "out"), "--ablation", "data", "--seeds", "1", "3"]
     monkeypatch.setattr(sys, "argv", command)
-    assert ablations.main() == 0
+    assert ablations.EXPERIMENT.run() == 0
     assert len(made) == len(set(made)) == 6
     report = json.loads((tmp_path / "out.json").read_text())
     (table,) = report["tables"]
@@ -63,5 +64,5 @@ def test_the_program_reports_the_curves_of_its_students(tmp_path: Path, monkeypa
 def test_one_seed_gives_no_interval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["ablations", "--seeds", "1", "1"])
     with pytest.raises(SystemExit):
-        ablations.main()
+        ablations.EXPERIMENT.run()
     assert "at least two different seeds" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_the_program_adds_rows_and_orders_formats_by_loss(tmp_path: Path, capsys
     for formats in (["int8", "int4, rotated", "nuq4"], ["KIVI-2", "int8"]):
         only = [word for name in formats for word in ("--only", name)]
         monkeypatch.setattr("sys.argv", [*command, *only])
-        assert cache_formats.main() == 0
+        assert cache_formats.EXPERIMENT.run() == 0
     rows = {row["format"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
     assert list(rows) == ["int8", "int4, rotated", "nuq4", "KIVI-2"] and rows["int8"]["num_tokens"] == 128
     kl = {name: row["kl"]["value"] for name, row in rows.items()}

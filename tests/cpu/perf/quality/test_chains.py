@@ -9,8 +9,8 @@ import torch
 from kvforge.common.errors import KvforgeError
 from kvforge.tasks.chains import HOPS
 from perf.harness.engines import TEACHER_DIR
-from perf.quality.chains import answers, asked, check_teacher, held_out
-from perf.quality.chains_report import GROUPS, markdown, plot, shares
+from perf.quality.chains import EXPERIMENT, answers, asked, check_teacher, held_out
+from perf.quality.chains_report import GROUPS, plot, shares
 from perf.quality.swiftkv_students import Subject
 from perf.training.config import CHAINS_DOCUMENTS
 from perf.training.documents import TASK_NAMES, Batch
@@ -69,7 +69,7 @@ def test_the_report_has_means_and_intervals_by_distance(tmp_path: Path) -> None:
         "command": "python -m perf.quality.chains",
         "rows": rows,
     }
-    text = markdown(report)
+    text = EXPERIMENT.show(report)
     assert "(10 told, 20 1–2 links, 30 3–5 links, 30 6–8 links, 90 all;" in text
     assert "| cut 4 | 50.0 | 0.500 to 0.0600 | 60.0 (35.2 to 84.8) |" in text
     assert "| no cut | 0.0 |  | 100.0 |" in text

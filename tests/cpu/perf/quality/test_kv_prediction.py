@@ -1,6 +1,5 @@
 """What the program that measures predicted caches counts and reports."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler import BuildOptions
 from kvforge.costs.flops import prompt_flops
 from perf.quality import kv_prediction, kv_prediction_costs
-from perf.quality.kv_prediction_report import write_report
+from perf.quality.kv_prediction_report import plot, summarised
 from perf.quality.scores import TASKS
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.prediction import random_predictor
@@ -67,10 +66,11 @@ def test_the_report_has_a_row_a_setting(tmp_path: Path) -> None:
     }
     maps = {kind: {half: [[0.1, 0.2]] * 8 for half in ("k", "v")} for kind in ("fitted", "trained")}
     about = {"prompt_tokens": 300, "steps": 7, "tokens_per_step": 2048, "auxiliary_layers": 4, "timed": 20, "rounds": 3}
-    write_report(cells, maps, about | {"seeds": [1, 2], "independent_tokens": 9}, tmp_path / "out")
-    text = (tmp_path / "out.md").read_text()
+    found = summarised(cells)
+    about |= {"seeds": [1, 2], "independent_tokens": 9, "command": "c", "rows": found, "differences": maps}
+    text = kv_prediction.EXPERIMENT.show(about)
+    plot(about, tmp_path / "out.png")
     assert all(f"| {name} |" in text for name in names) and "20.0 (10.0 to 30.0)" in text
-    found = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert found[names[1]]["accuracy"] == 0.5
     trained = found["trained, last token exact"]
     assert sorted(trained["by_seed"]) == [0.5, 1.0] and trained["accuracy"] == 0.75

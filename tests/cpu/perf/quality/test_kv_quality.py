@@ -1,6 +1,5 @@
 """The quality grid: answers are kept and extended, the report counts what the paper counts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from kvforge.tasks.prompt import Example
 from perf.quality import answers, kv
-from perf.quality.kv_report import summarise, write_report
+from perf.quality.kv_report import plot, summarise
 from perf.training import student
 
 
@@ -80,9 +79,9 @@ def test_the_report(tmp_path: Path) -> None:
     assert paired["texts_changed"] == 2
     assert (paired["gained"], paired["lost"], paired["difference"], paired["p_value"]) == (0, 2, -0.02, 0.5)
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    write_report(cells, {"prompt_tokens": 500, "seed": 1}, tmp_path / "out")
-    assert json.loads((tmp_path / "out.json").read_text())["rows"] == rows
-    table = (tmp_path / "out.md").read_text().splitlines()
+    report = {"command": "c", "prompt_tokens": 500, "seed": 1, "rows": rows}
+    table = kv.EXPERIMENT.show(report).splitlines()
+    plot(report, tmp_path / "out.png")
     assert table[-1].startswith("| cut, 2-way | fp8 | 1544 | 62.50% | 48.0 (38.5 to 57.7) | -2.00 (")
     assert table[-1].endswith("+0 −2, p 0.5, 2 texts | 48.0 |")
     assert (tmp_path / "out.png").stat().st_size > 1000

@@ -10,7 +10,7 @@ import torch
 from kvforge.swiftkv import SwiftKVForCausalLM
 from model_defs import load_config
 from perf.quality import swiftkv_students
-from perf.quality.swiftkv_report import markdown, reached, summarise, write_report
+from perf.quality.swiftkv_report import markdown, plot, reached, summarise, summarised
 from perf.quality.swiftkv_students import Curve, merge_heads, student_of
 from perf.quality.swiftkv_variants import HALF, TABLES, TEACHER, variants_of
 from perf.training.config import TINY_MODEL
@@ -134,11 +134,12 @@ def test_the_report(tmp_path: Path) -> None:
     assert reached([(0, 0.5), (10, 0.2), (20, 0.1)], 0.2) == 10 and reached([(0, 0.5)], 0.2) is None
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     curves = {v.slug: [(0, 0.5), (10, 0.1 if v.init == "ridge" else 0.2)] for v in TABLES["inits"] if v.distilled}
-    write_report(cells, curves, SETTINGS, tmp_path / "out")
-    lines = (tmp_path / "out.md").read_text().splitlines()
+    report = SETTINGS | {"command": "c", "rows": summarised(cells), "curves": curves}
+    lines = markdown(report).splitlines()
+    plot(report, tmp_path / "out.png")
     assert any(line.startswith("| cut 3 | 62.5 | 0.0 | 0 | 0.0100 (0.0050 to 0.0200)") for line in lines)
     assert "| cut 1, 1-way | ridge | 0.5000 | 0.1000 | 10 |" in lines
-    assert json.loads((tmp_path / "out.json").read_text())["rows"][worse.slug] == row
+    assert report["rows"][worse.slug] == row
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
@@ -147,6 +148,6 @@ def test_a_report_of_one_table_has_that_table_alone() -> None:
         v.slug: summarise(make_cell(v, [True] * 10), make_cell(TEACHER, [True] * 10))
         for v in variants_of(["reduction"])
     }
-    settings = SETTINGS | {"machine": "a machine", "command": "a command"}
-    titles = [line for line in markdown(rows, {HALF.slug: [(0, 0.5)]}, settings).splitlines() if line.startswith("##")]
+    report = SETTINGS | {"command": "c", "rows": rows, "curves": {HALF.slug: [(0, 0.5)]}}
+    titles = [line for line in markdown(report).splitlines() if line.startswith("##")]
     assert titles == ["## Prefill and cache reduction (as Table 2)"]

@@ -1,6 +1,5 @@
 """Quality with quantized weights: checkpoints rounded plainly, and what the table says of them."""
 
-import argparse
 import math
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from kvforge.checkpoint.model import open_model
 from kvforge.evaluation.compare import Comparison, fidelity
 from perf.quality.rounded_weights import by_largest, round_by_largest
 from perf.quality.scores import TASKS
-from perf.quality.weight import markdown, perplexity_ratio
+from perf.quality.weight import EXPERIMENT, perplexity_ratio
 from plugins.packed_linear.int4 import round_to_codes
 from tests.support.models.checkpoints import make_checkpoint
 
@@ -51,6 +50,7 @@ def test_perplexities_are_compared_document_by_document() -> None:
     paired = {"difference": -0.01, "low": -0.02, "high": 0.0, "gained": 1, "lost": 2, "p_value": 0.5}
     rounded = {**plain, "weights": "int4", "difference": paired, "texts_changed": 3, "num_tokens": 200}
     rounded["fidelity"] = fidelity(compared) | {"perplexity_ratio": ratio}
-    text = markdown([plain, rounded], argparse.Namespace(num_prompts=4, length=50, seed=1, num_documents=2))
+    told = {"command": "c", "num_prompts": 4, "length": 50, "seed": 1, "num_documents": 2}
+    text = EXPERIMENT.show(told | {"rows": [plain, rounded]})
     assert "20 prompts of 50 tokens" in text and "on 200 tokens of 2 of the prompts" in text
     assert "-1.00 (-2.00 to +0.00), +1 −2, p 0.5 | 3 |" in text and "| +1.00 (+1.00 to +1.00) |" in text

@@ -65,7 +65,7 @@ def test_an_engine_answers_as_transformers_and_a_second_run_keeps_rows(
     given += ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "found"), "--kv-cache-gib", "0.1"]
     for name in ("one", "two"):
         monkeypatch.setattr("sys.argv", [*given, f"{name}={engine}"])
-        assert agreement.main() == 0
+        assert agreement.EXPERIMENT.run() == 0
         monkeypatch.setattr(agreement, "verified", None)  # kept by the first run
     report = json.loads((tmp_path / "found.json").read_text())
     assert [row["name"] for row in report["rows"]] == [agreement.PEER, "one", "two"]

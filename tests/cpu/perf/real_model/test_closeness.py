@@ -38,7 +38,7 @@ def test_an_engine_is_as_close_to_itself_as_can_be(engines, tmp_path: Path, monk
     (tmp_path / "found.json").write_text(json.dumps({"rows": [row("old", "some", 0.5)]}))
     given = ["closeness", str(engine), str(tmp_path / "texts"), f"itself={engine}", "--length", "64"]
     monkeypatch.setattr("sys.argv", [*given, "--num-documents", "2", "--output", str(tmp_path / "found")])
-    assert closeness.main() == 0
+    assert closeness.EXPERIMENT.run() == 0
     old, new = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert old["name"] == "old" and new["name"] == "itself" and new["kl"]["value"] == 0
     assert new["agreement"]["value"] == 1 and new["num_documents"] == 2
@@ -50,7 +50,7 @@ def test_an_engine_is_as_close_to_itself_as_can_be(engines, tmp_path: Path, monk
 def test_names_and_texts_that_are_none_are_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["closeness", "engine", str(tmp_path), "no-name"])
     with pytest.raises(SystemExit):
-        closeness.main()
+        closeness.EXPERIMENT.run()
     monkeypatch.setattr("sys.argv", ["closeness", "engine", str(tmp_path), "a=engine"])
-    assert closeness.main() == 1
+    assert closeness.EXPERIMENT.run() == 1
     assert "has no .txt file" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_the_program_reports_every_student(text: Path, tmp_path: Path, monkeypat
     given = ["cuts", str(TEACHER_DIR), str(text.parent), str(text), "--skipped", "0.5", "--group-size", "1", "2"]
     small = ["--num-samples", "3", "--num-documents", "2", "--length", "64", "--output", str(tmp_path / "found")]
     monkeypatch.setattr("sys.argv", [*given, *small])
-    assert cuts.main() == 0
+    assert cuts.EXPERIMENT.run() == 0
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [(row["name"], row["kind"], row["skipped"]) for row in rows] == [
         ("cut 4 of 8", "page", 0.5),
@@ -83,4 +83,4 @@ def test_the_program_reports_every_student(text: Path, tmp_path: Path, monkeypat
     assert (tmp_path / "found.svg").is_file() and "| cut 4 of 8, 2-way |" in (tmp_path / "found.md").read_text()
     (tmp_path / "none").mkdir()
     monkeypatch.setattr("sys.argv", ["cuts", str(TEACHER_DIR), str(tmp_path / "none"), str(text)])
-    assert cuts.main() == 1 and "has no .txt file" in capsys.readouterr().err
+    assert cuts.EXPERIMENT.run() == 1 and "has no .txt file" in capsys.readouterr().err

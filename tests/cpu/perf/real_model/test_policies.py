@@ -59,7 +59,7 @@ def test_the_program_measures_what_no_earlier_run_has(tmp_path: Path, monkeypatc
     given = ["policies", str(TEACHER_DIR), str(tmp_path / "texts"), "--work", str(tmp_path / "work"), "--length", "60"]
     given += ["--forced", "5", "--retrieval-length", "90", "--num-prompts", "2", "--output", str(tmp_path / "found")]
     monkeypatch.setattr("sys.argv", [*given, "--policy", "recent", "--budget", "8", "256"])
-    assert policies.main() == 0
+    assert policies.EXPERIMENT.run() == 0
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [(row["name"], row["budget"], row["num_tokens"]) for row in rows] == [
         ("full", None, 8),
@@ -76,10 +76,11 @@ def test_the_program_measures_what_no_earlier_run_has(tmp_path: Path, monkeypatc
         policies.Measurement, "row", lambda self, cell: measured.append(cell) or dict(rows[1], name="tova")
     )
     monkeypatch.setattr("sys.argv", [*given, "--policy", "recent", "tova", "--budget", "8", "--append"])
-    assert policies.main() == 0 and measured == [Cell("tova", 8)]
+    assert policies.EXPERIMENT.run() == 0 and measured == [Cell("tova", 8)]
     assert len(json.loads((tmp_path / "found.json").read_text())["rows"]) == 3
     monkeypatch.setattr("sys.argv", [*given, "--policy", "recent", "--budget", "8", "--append", "--num-prompts", "1"])
-    assert policies.main() == 0 and measured == [Cell("tova", 8), Cell("full"), Cell("recent", 8)]  # other settings
+    assert policies.EXPERIMENT.run() == 0
+    assert measured == [Cell("tova", 8), Cell("full"), Cell("recent", 8)]  # other settings
 
 
 def test_policies_stand_in_the_order_of_their_divergence() -> None:

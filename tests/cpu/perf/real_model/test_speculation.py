@@ -23,7 +23,7 @@ def test_every_drafter_and_batch_has_a_row(engines, texts: Path, monkeypatch, ca
     sizes = ["--num-prompts", "3", "--length", "24", "--num-tokens", "6", "--seconds", "0"]
     small = ["--draft-engine", str(engines.engine(SWIFTKV)), "--batch", "1", "2", "--output", str(texts / "found")]
     monkeypatch.setattr("sys.argv", ["speculation", str(engines.engine(SWIFTKV_FP8)), str(texts), *sizes, *small])
-    assert speculation.main() == 0
+    assert speculation.EXPERIMENT.run() == 0
     rows = json.loads((texts / "found.json").read_text())["rows"]
     cases = [(row["drafts"], row["batch"], row["kind"]) for row in rows]
     assert cases == [(drafter, batch, "fox") for drafter in ("ngram", "draft model") for batch in (1, 2)]
@@ -45,12 +45,12 @@ def test_tokens_that_exit_are_counted(engines, texts: Path, monkeypatch, capsys)
     given = ["--num-prompts", "3", "--length", "24", "--num-tokens", "6", "--seconds", "0", "--batch", "1"]
     given += ["--exit-threshold", "1e-6", "--output", str(texts / "found")]
     monkeypatch.setattr("sys.argv", ["speculation", str(engines.engine(EARLY_EXIT)), str(texts), *given])
-    assert speculation.main() == 0 and list(chosen) == ["early exit", "exits above 1e-06"]
+    assert speculation.EXPERIMENT.run() == 0 and list(chosen) == ["early exit", "exits above 1e-06"]
     (row,) = json.loads((texts / "found.json").read_text())["rows"]
     assert row["drafts"] == "exits above 1e-06" and row["share_of_exits"] == 1 and row["draft_tokens"] == 0
     assert row["pairs_with_other_tokens"] > 0
     monkeypatch.setattr("sys.argv", ["speculation", str(engines.engine(SWIFTKV_FP8)), str(texts), *given])
-    assert speculation.main() == 1
+    assert speculation.EXPERIMENT.run() == 1
     assert "has no early exit; leave out --exit-threshold" in capsys.readouterr().err
 
 

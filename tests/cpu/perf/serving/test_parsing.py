@@ -24,4 +24,4 @@ def test_a_reader_is_made_for_an_answer(tmp_path: Path, monkeypatch: pytest.Monk
     report = parsing.make_report(args)
     assert len(made) == 3 * 2
     assert report["tokens"] > 500 and report["ratio"] > 0
-    assert "| 3 |" in parsing.markdown(report)
+    assert "| 3 |" in parsing.markdown({"command": "c", "streams": 3, "tokens_per_second": 1000, **report})

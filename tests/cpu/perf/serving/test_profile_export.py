@@ -4,8 +4,9 @@ import pytest
 
 from kvforge.bench.traces import Goals, RequestTrace, percentiles
 from kvforge.common.errors import KvforgeError
+from perf.harness.tables import columns_table
 from perf.serving.load.profile_export import read_traces, summarise
-from perf.serving.load.sweep import markdown, plot
+from perf.serving.load.sweep import COLUMNS, plot
 
 MS = 1_000_000  # ns
 
@@ -91,7 +92,7 @@ def test_table_and_figure_of_a_sweep(tmp_path) -> None:
         {"engine": "a", "mode": "concurrency", "level": 2, **numbers},
         {"engine": "a", "mode": "request rate", "level": 0.5, "num_requests": 3, "num_incomplete": 3},
     ]
-    header, rule, first, empty = markdown(rows).splitlines()
+    header, rule, first, empty = columns_table(COLUMNS, rows).splitlines()
     columns = [line.count("|") for line in (header, rule, first, empty)]
     assert len(set(columns)) == 1
     assert "| a | concurrency 2 | 200.0 | 280.0 | 298.0 |" in first and empty.endswith("| 3 of 3 |")

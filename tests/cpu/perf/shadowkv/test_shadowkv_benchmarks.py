@@ -6,7 +6,9 @@ import torch
 from kvforge.compiler import BuildOptions
 from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import load_config
-from perf.quality import shadowkv_report
+from perf.harness.files import merge_rows
+from perf.quality import shadowkv
+from perf.quality.scores import against_full
 from perf.quality.shadowkv import CROSS, Cell, cell_of
 from perf.shadowkv import speed
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, shared_value_pools, traffic
@@ -91,12 +93,16 @@ def test_speed_report(tmp_path):
         for context in (2048, 4096)
         for batch in (1, 4)
     ]
-    assert len(rows) == 12 and speed.merge(rows, [{**rows[0], "step_s": 7}])[0]["step_s"] == 7
-    assert len(speed.merge(rows, rows)) == 12
-    text = speed.table(rows)
+    keys = speed.EXPERIMENT.merged
+    assert len(rows) == 12 and merge_rows(rows, [{**rows[0], "step_s": 7}], keys)[0]["step_s"] == 7
+    assert len(merge_rows(rows, rows, keys)) == 12
+    text = speed.table({"rows": rows})
     assert len(text.splitlines()) == 14 and "| 4 | 4096 | ShadowKV, 60% hits | 4.10 | 0.41 | 4 + 2 host |" in text
-    speed.plot(rows, tmp_path / "speed.svg")
+    speed.plot({"rows": rows}, tmp_path / "speed.svg")
     assert (tmp_path / "speed.svg").stat().st_size > 1000
+
+
+KEYS = ("sparse_budget", "rank")
 
 
 def result(model, budget, rank, right):
@@ -112,14 +118,16 @@ def test_quality_report(tmp_path):
         result("one", 64, 16, 89),
         result("two", 64, 16, 90),
     ]
-    rows = shadowkv_report.summarise(results)
+    rows = against_full(results, KEYS, with_texts=True)
     assert [row.get("share_of_full") for row in rows[2:]] == pytest.approx([1.0, 8 / 9, 89 / 90, 1.0])
     assert rows[3]["versus_full"]["lost"] == 10 and rows[3]["texts_changed"] == 10
-    assert shadowkv_report.enough(rows) is None
+    assert shadowkv.enough(rows) is None
     results += [result("one", 128, 8, 90), result("two", 128, 8, 95), result("one", 256, 8, 90)]
-    settings = {"prompt_tokens": 2000, "seed": 1, "num_outlier_chunks": 8, "chunk_size": 8}
-    shadowkv_report.write_report(results, settings, tmp_path / "quality")
-    text = (tmp_path / "quality.md").read_text()
+    rows = against_full(results, KEYS, with_texts=True)
+    report = {"command": "c", "prompt_tokens": 2000, "seed": 1, "num_outlier_chunks": 8, "chunk_size": 8, "rows": rows}
+    report["enough"] = shadowkv.enough(rows)
+    text = shadowkv.EXPERIMENT.show(report)
+    shadowkv.plot(report, tmp_path / "quality.png")
     assert "a budget of 128 tokens at rank 8." in text and "| two | 64 | 8 | 80.0 (71.1 to 86.7) | 88.9% |" in text
     assert (tmp_path / "quality.png").stat().st_size > 1000
 

@@ -15,7 +15,7 @@ def test_every_drafter_has_a_row(engines, tmp_path: Path, monkeypatch, capsys) -
     sizes = ["--requests", "5", "--num-tokens", "12", "--in-flight", "2", "--num-speculative-tokens", "2"]
     output = ["--clock", "cpu", "--output", str(tmp_path / "found")]
     monkeypatch.setattr("sys.argv", ["suffix", str(engines.engine(SWIFTKV_FP8)), *sizes, *output])
-    assert suffix.main() == 0
+    assert suffix.EXPERIMENT.run() == 0
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [(row["temperature"], row["drafts"]) for row in rows] == [
         (temperature, name) for temperature in (0.0, 0.8) for name in ("ngram", "suffix")
