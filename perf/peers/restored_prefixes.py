@@ -1,0 +1,88 @@
+"""Prompts kept in files and taken up by a new process: this project's pages beside llama.cpp's saved sequences.
+
+    python -m perf.peers.restored_prefixes --engine DIR --gguf MODEL.gguf --llama-python VENV/bin/python \\
+        --folder NEW_DIR [--lengths 2000 8000] [--output OUTPUT]
+
+DIR is an engine of the same model. Times are to the first token, files in the system's cache. A restored prompt is the
+whole of what a restarted server does for it: reading, checking, and computing what no file has.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
+from kvforge.runtime.sessions.session import load_session
+from perf.engine.stored_prefixes import first_tokens, open_engine, serve
+from perf.harness.engines import ROOT
+from perf.harness.experiment import Experiment, Row, numbers, output, place, ratio, seed
+
+
+def by_llama(python: Path, gguf: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, Any]]:
+    """Return llama.cpp's rows; raises KvforgeError where it fails."""
+    folder.mkdir(parents=True)
+    asked = folder / "prompts.json"
+    asked.write_text(json.dumps(prompts), encoding="utf-8")
+    command = [str(python), "-m", "perf.peers.llama_prefix_worker", str(gguf.resolve()), str(asked), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    shutil.rmtree(folder)
+    if done.returncode:
+        raise KvforgeError(f"{python} did not measure {gguf}; see its last words above.")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def by_engine(engine: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, Any]]:
+    """Return this project's rows."""
+    session = load_session(engine, load_manifest(engine))
+    serve(open_engine(session, None), [prompts[0][:500]], 2)
+    rows = [first_tokens(session, prompt, folder) for prompt in prompts]
+    return [{**row, "restored_s": row["cached_s"]} for row in rows]
+
+
+def measure(args: argparse.Namespace) -> list[Row]:
+    """Measure both, one after the other; returns the rows."""
+    vocab_size, rng = load_manifest(args.engine).vocab_size, np.random.default_rng(args.seed)
+    prompts = [rng.integers(3, vocab_size, length).tolist() for length in args.lengths]
+    folder = args.folder.absolute()
+    by_name = {
+        "kvforge": by_engine(args.engine, prompts, folder),
+        "llama.cpp": by_llama(args.llama_python.absolute(), args.gguf, prompts, folder),
+    }
+    kept = ("computed_s", "restored_s", "bytes", "is_equal")
+    return [
+        {"system": name, "tokens": length, **{key: row[key] for key in kept}}
+        for name, of_name in by_name.items()
+        for length, row in zip(args.lengths, of_name, strict=True)
+    ]
+
+
+EXPERIMENT = Experiment(
+    "perf.peers.restored_prefixes", __doc__,
+    options=(
+        place("--engine", "an engine directory", required=True),
+        place("--gguf", "the same model as a file", required=True),
+        place("--llama-python", "an interpreter with llama-cpp-python", required=True),
+        place("--folder", "for pages and states; it is removed", required=True),
+        numbers("--lengths", [2000, 8000], "(default 2000 8000)"), seed(), output("OUTPUT.json and OUTPUT.md"),
+    ),
+    measure=measure, is_dated=True,
+    columns=(
+        ("system", "system"),
+        ("tokens", "tokens"),
+        ("computed, s", "computed_s", ".2f"),
+        ("restored, s", "restored_s", ".3f"),
+        ("times faster", ratio("computed_s", "restored_s"), ".0f"),
+        ("bytes a token", ratio("bytes", "tokens"), ".0f"),
+        ("same token", "is_equal"),
+    ),
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(EXPERIMENT.run())
