@@ -9,6 +9,7 @@ PERF = Path(__file__).resolve().parents[3] / "perf"
 WORKERS = {
     "peers/gguf_worker.py",
     "peers/kvforge_worker.py",
+    "peers/llama_prefix_worker.py",
     "peers/llama_worker.py",
     "peers/openvino_worker.py",
     "peers/transformers_worker.py",
@@ -16,7 +17,7 @@ WORKERS = {
     "gpu/queue/child.py",
 }
 """They parse nothing: ``perf.peers.compare`` starts them with one argument, most by a python without kvforge,
-``perf.peers.gguf`` one with two, and ``perf.gpu.quarter`` with another program's."""
+``perf.peers.gguf`` and ``perf.peers.restored_prefixes`` with more, and ``perf.gpu.quarter`` with another program's."""
 
 
 def is_program(tree: ast.Module) -> bool:
