@@ -13,13 +13,7 @@ from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "smollm3"
 DEFAULTS = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
     "rope_theta": 2e6,
     "tie_word_embeddings": True,
     "bos_token_id": 128000,
@@ -55,8 +49,8 @@ def _still(hf: Mapping[str, Any]) -> tuple[int, ...]:
         return tuple(range(num_layers))[(step := optional_int(hf, "no_rope_layer_interval", INTERVAL)) - 1 :: step]
     if not isinstance(rotates, list) or len(rotates) < num_layers or not all(each in (0, 1) for each in rotates):
         raise ModelError(
-            f"no_rope_layers is {reprlib.repr(rotates)} in config.json; it must be a list with 1 for each of the "
-            f"{num_layers} layers that rotates, and 0 for the others."
+            f"no_rope_layers is {reprlib.repr(rotates)} in config.json; it must have 1 for each layer that rotates, "
+            "and 0 for the others."
         )
     return tuple(layer for layer in range(num_layers) if not rotates[layer])
 
