@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: DeepSeek-V2's latent attention, and experts chosen by sigmoids and biases (arXiv 2412.19437)."""
+"""DeepSeek-V3 and R1: DeepSeek-V2's latent attention, and experts by sigmoids (arXiv 2412.19437)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,7 +8,6 @@ from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_int, require_int
 from model_defs.gemma3_text import KINDS
-from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 from model_defs.olmo2 import NORMS
 
@@ -43,13 +42,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def from_gguf(keys: Keys) -> dict[str, Any]:
-    """Return the fields of a file."""
-    slides, window = keys.get("attention.sliding_window_pattern"), keys.get("attention.sliding_window")
-    types = [KINDS[bool(each)] for each in slides] if isinstance(slides, list) else None
-    return {"sliding_window": window, "layer_types": types}
-
-
 READS = ("layer_types", "sliding_window", "sliding_window_pattern")
-GGUF = GgufForm("exaone4", from_gguf, ("attention.sliding_window", "attention.sliding_window_pattern"))
-FAMILY = Family(MODEL_TYPE, "Exaone4ForCausalLM", from_hf, TRAITS, reads=READS, gguf=GGUF)
+FAMILY = Family(MODEL_TYPE, "Exaone4ForCausalLM", from_hf, TRAITS, reads=READS)

@@ -168,7 +168,7 @@ SLIDING_WINDOW = Feature(
 EXPERTS = Feature("a mixture of experts", needs=frozenset({Need.CPU_TARGET}), remedy="", kind=Kind.MODEL)
 ACTIVATION = replace(EXPERTS, name="an activation other than SiLU")
 LOCAL_ROPE = replace(EXPERTS, name="another RoPE in layers with a window")
-GROWTH = replace(EXPERTS, name="queries that grow with their positions")
+GROWTH = replace(EXPERTS, name="growing queries")
 UNROTATED = replace(
     EXPERTS,
     name="layers without RoPE",
