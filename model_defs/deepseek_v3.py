@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: DeepSeek-V2's latent attention, and experts chosen by sigmoids and biases (arXiv 2412.19437)."""
+"""DeepSeek-V3 and R1: DeepSeek-V2's latent attention, and experts by sigmoids (arXiv 2412.19437)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,6 @@ from model_defs.rope_reading import rope_from_hf, score_growth
 
 MODEL_TYPE = "deepseek_v3"
 DEFAULTS = {
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "max_position_embeddings": 4096,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "moe_intermediate_size": 2048,

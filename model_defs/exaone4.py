@@ -1,29 +1,20 @@
 """EXAONE 4: norms of what attention and MLP add and none before them; where layers have sliding windows, those without
 one do not rotate."""
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.errors import ModelError
 from model_defs.family import Family
 from model_defs.fields import optional_int, require_int
 from model_defs.gemma3_text import KINDS
-from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 from model_defs.olmo2 import NORMS
 
 MODEL_TYPE = "exaone4"
 TRAITS = {"qk_norm": True, "branch_norms": True, "pre_norms": False}
 DEFAULTS = {
-    "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
     "num_key_value_heads": 32,
-    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "bos_token_id": 0,
     "eos_token_id": 2,
@@ -32,15 +23,18 @@ DEFAULTS = {
 """What ``Exaone4Config`` takes where config.json lacks the field; a null ``sliding_window`` is none."""
 
 PATTERN = 4
-"""Every so many layers one has no window, unless config.json says otherwise."""
+"""Every so many layers one has no window, unless config.json says otherwise; LLLG is a word for it."""
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Exaone4Config`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
     slides = hf["sliding_window"] is not None
-    by_pattern = _kinds(hf, slides)
-    kinds = hf.get("layer_types") or by_pattern
+    if hf.get("sliding_window_pattern") == "LLLG":
+        hf["sliding_window_pattern"] = PATTERN
+    step = optional_int(hf, "sliding_window_pattern", PATTERN, minimum=int(slides))
+    layers = range(1, require_int(hf, "num_hidden_layers") + 1)
+    kinds = hf.get("layer_types") or [KINDS[slides and layer % step != 0] for layer in layers]
     windows = windows_from_layer_types({**hf, "layer_types": kinds}, 0)
     still = (layer for layer, kind in enumerate(kinds) if slides and kind != KINDS[1])
     return config_from_hf(
@@ -48,29 +42,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _kinds(hf: Mapping[str, Any], slides: bool) -> list[str]:
-    """What layers are where config.json has no ``layer_types``: by a number, or by a word such as LLLG."""
-    num_layers, pattern = require_int(hf, "num_hidden_layers"), hf.get("sliding_window_pattern", PATTERN)
-    if isinstance(pattern, str):
-        if not pattern or set(pattern) - {"L", "G"}:
-            raise ModelError(
-                f"sliding_window_pattern is {reprlib.repr(pattern)} in config.json; it must be a number of layers, or "
-                "letters L and G."
-            )
-        kinds = [KINDS[slides and pattern[layer % len(pattern)] == "L"] for layer in range(num_layers)]
-        return [*kinds[:-1], KINDS[0]]
-    step = optional_int(hf, "sliding_window_pattern", PATTERN, minimum=int(slides))
-    step = step if slides else 1
-    return [KINDS[(layer + 1) % step != 0] for layer in range(num_layers)]
-
-
-def from_gguf(keys: Keys) -> dict[str, Any]:
-    """Return the fields of a file."""
-    slides, window = keys.get("attention.sliding_window_pattern"), keys.get("attention.sliding_window")
-    types = [KINDS[bool(each)] for each in slides] if isinstance(slides, list) else None
-    return {"sliding_window": window, "layer_types": types}
-
-
 READS = ("layer_types", "sliding_window", "sliding_window_pattern")
-GGUF = GgufForm("exaone4", from_gguf, ("attention.sliding_window", "attention.sliding_window_pattern"))
-FAMILY = Family(MODEL_TYPE, "Exaone4ForCausalLM", from_hf, TRAITS, reads=READS, gguf=GGUF)
+FAMILY = Family(MODEL_TYPE, "Exaone4ForCausalLM", from_hf, TRAITS, reads=READS)

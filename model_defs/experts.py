@@ -85,8 +85,8 @@ def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:
 
 
 def experts_by_sigmoid(hf: Mapping[str, Any], count: int, shared: int) -> Experts | None:
-    """Return the mixture of the layers from ``first_k_dense_replace`` on, of ``count`` experts and ``shared`` ones
-    unless config.json says otherwise; None where no layer has one. Raises ModelError."""
+    """Return a config.json's mixture, by default of ``count`` experts and ``shared`` ones; None where no layer has
+    one. Raises ModelError."""
     num_layers = require_int(hf, "num_hidden_layers")
     layers = range(optional_int(hf, "first_k_dense_replace", 0, minimum=0), num_layers)
     if not layers:

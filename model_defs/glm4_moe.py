@@ -11,13 +11,7 @@ from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "glm4_moe"
 DEFAULTS = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
     "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5,
     "moe_intermediate_size": 1408,

@@ -11,12 +11,6 @@ from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "granite"
 DEFAULTS = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }

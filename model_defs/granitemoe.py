@@ -11,12 +11,11 @@ from model_defs.granite import DEFAULTS, READS, granite_config
 
 MODEL_TYPE = "granitemoe"
 NAMES = (
-    (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
+    (r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate."),
     (r"\.block_sparse_moe\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
     (r"\.block_sparse_moe\.output_linear\.weight$", ".mlp.experts.down_proj"),
-    (r"\.block_sparse_moe\.experts\.", ".mlp.experts."),
 )
-"""The family's names of a layer's router and experts, those of the Hub and those of transformers' modules."""
+"""The family's names of a layer's router and experts."""
 
 STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
 

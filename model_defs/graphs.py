@@ -74,11 +74,11 @@ class PositionedGraph(nn.Module):
         state: tuple[Tensor, ...],
     ) -> tuple[StepInputs, ...]:
         """Return the step as each layer sees it, whose heads have rotations of their own: at ``positions`` ``[T]``."""
-        rotations, policy, growth = self.config.rotations, self.policy_part(state), self.config.query_growth
-        grown = None if growth is None else query_growth(growth, positions)[:, None]
+        rotations, policy = self.config.rotations, self.policy_part(state)
+        growth = query_growth(self.config.query_growth, positions)
         each = [
             StepInputs(
-                query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy, grown
+                query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy, growth
             )
             for name in map(frequency_buffer, range(len(rotations)))
         ]

@@ -12,14 +12,8 @@ from model_defs.rope_reading import rope_from_hf
 
 MODEL_TYPE = "ministral3"
 DEFAULTS = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "max_position_embeddings": 262144,
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,

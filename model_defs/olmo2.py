@@ -12,12 +12,6 @@ from model_defs.hf_config import config_from_hf
 MODEL_TYPE = "olmo2"
 TRAITS = {"qk_norm": True, "qk_norm_whole": True, "branch_norms": True, "pre_norms": False}
 DEFAULTS = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "eos_token_id": 50279,
 }

@@ -13,14 +13,13 @@ PATTERN = 4
 """Every so many layers one has no window, unless config.json says otherwise."""
 
 THETA = 5e5
-WINDOW = {"sliding_window": 4096}
 """What ``Olmo3Config`` takes where config.json lacks the field."""
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
-    """Return the ModelConfig of a Hugging Face ``Olmo3Config`` dictionary; raises ModelError. ``rope_theta`` outside
-    ``rope_parameters`` is that of layers without a window, as in transformers."""
-    hf = {**DEFAULTS, **WINDOW, "rope_theta": THETA, **hf, "rope_local_base_freq": THETA}
+    """Return the ModelConfig of a Hugging Face ``Olmo3Config`` dictionary; raises ModelError. ``rope_theta`` alone is
+    of layers without a window, as in transformers."""
+    hf = {**DEFAULTS, "sliding_window": 4096, "rope_theta": THETA, **hf, "rope_local_base_freq": THETA}
     ropes = ropes_by_kind(hf)
     full, local = ropes["full_attention"], ropes["sliding_attention"]
     return olmo_config(

@@ -72,9 +72,9 @@ def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor
     return angles.cos(), angles.sin()
 
 
-def query_growth(growth: QueryGrowth, positions: Tensor) -> Tensor:
-    """Return what queries at ``positions`` ``[…, T]`` are multiplied by, fp32 of the same shape."""
-    return 1 + growth.beta * (1 + positions // growth.length).float().log()
+def query_growth(growth: QueryGrowth | None, positions: Tensor) -> Tensor | None:
+    """Return what queries at ``positions`` ``[…, T]`` are multiplied by, fp32 ``[…, T, 1]``; None for 1."""
+    return None if growth is None else 1 + growth.beta * (1 + positions[..., None] // growth.length).float().log()
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,7 @@ from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "smollm3"
 DEFAULTS = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
     "rope_theta": 2e6,
     "tie_word_embeddings": True,
     "bos_token_id": 128000,
@@ -34,31 +28,31 @@ INTERVAL = 4
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``SmolLM3Config`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    bias, num_layers, unrotated = optional_flag(hf, "attention_bias"), require_int(hf, "num_hidden_layers"), _still(hf)
+    bias, rotates = optional_flag(hf, "attention_bias"), _rotates(hf)
     slides = optional_flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
-    kinds = [f"{'sliding' if slides and layer in unrotated else 'full'}_attention" for layer in range(num_layers)]
+    kinds = hf.get("layer_types") or [f"{'full' if turns or not slides else 'sliding'}_attention" for turns in rotates]
     return config_from_hf(
         hf,
         model_type=MODEL_TYPE,
-        layer_windows=windows_from_layer_types({**hf, "layer_types": hf.get("layer_types") or kinds}, 0),
-        unrotated_layers=unrotated,
+        layer_windows=windows_from_layer_types({**hf, "layer_types": kinds}, 0),
+        unrotated_layers=tuple(layer for layer, turns in enumerate(rotates) if not turns),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=optional_flag(hf, "mlp_bias"),
     )
 
 
-def _still(hf: Mapping[str, Any]) -> tuple[int, ...]:
-    """The layers without rotation: ``no_rope_layers`` has a 0 for each, or else it is every so many."""
+def _rotates(hf: Mapping[str, Any]) -> list[int]:
+    """1 for each layer that rotates and 0 for the others, of which ``no_rope_layers`` may have more."""
     num_layers, rotates = require_int(hf, "num_hidden_layers"), hf.get("no_rope_layers")
+    step = optional_int(hf, "no_rope_layer_interval", INTERVAL)
     if rotates is None:
-        return tuple(range(num_layers))[(step := optional_int(hf, "no_rope_layer_interval", INTERVAL)) - 1 :: step]
+        rotates = [int(layer % step != 0) for layer in range(1, num_layers + 1)]
     if not isinstance(rotates, list) or len(rotates) < num_layers or not all(each in (0, 1) for each in rotates):
         raise ModelError(
-            f"no_rope_layers is {reprlib.repr(rotates)} in config.json; it must be a list with 1 for each of the "
-            f"{num_layers} layers that rotates, and 0 for the others."
+            f"no_rope_layers is {reprlib.repr(rotates)} in config.json; it must have a 0 or 1 for each layer."
         )
-    return tuple(layer for layer in range(num_layers) if not rotates[layer])
+    return rotates[:num_layers]
 
 
 READS = (

@@ -33,22 +33,16 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
 def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
     as many as config.json says."""
-    left_out = _of_mtp_layers(checkpoint, num_layers)
-    files = {name: file for name, file in checkpoint.file_of_tensor.items() if name not in left_out}
-    return replace(checkpoint, file_of_tensor=files) if left_out else checkpoint
-
-
-def _of_mtp_layers(checkpoint: Checkpoint, num_layers: int) -> set[str]:
-    """The tensors of such layers."""
-    hf = checkpoint.hf_config
-    count = max((value for key in MTP_LAYERS if isinstance(value := hf.get(key), int)), default=0)
-    prefixes = tuple(f"model.layers.{num_layers + index}." for index in range(min(count, MOST_MTP_LAYERS)))
-    return {name for name in checkpoint.file_of_tensor if name.startswith(prefixes)} if prefixes else set()
+    counts = (checkpoint.hf_config.get(key) for key in MTP_LAYERS)
+    count = min(max((each for each in counts if isinstance(each, int)), default=0), MOST_MTP_LAYERS)
+    extra = tuple(f"model.layers.{num_layers + index}." for index in range(count))
+    files = {name: file for name, file in checkpoint.file_of_tensor.items() if not (extra and name.startswith(extra))}
+    return replace(checkpoint, file_of_tensor=files)
 
 
 def what_is_left_out(path: Path) -> str | None:
-    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or layers
-    that predict more than the next token; None for any other, and where there is no configuration. Raises
+    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or
+    ``without_mtp``; None for any other, and where there is no configuration. Raises
     CheckpointError where it cannot be read."""
     hf = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
     try:
@@ -60,5 +54,7 @@ def what_is_left_out(path: Path) -> str | None:
     num_layers = hf.get("num_hidden_layers")
     if not isinstance(num_layers, int) or not any(hf.get(key) for key in MTP_LAYERS):
         return None
-    names = sorted({".".join(name.split(".")[:3]) for name in _of_mtp_layers(open_checkpoint(path), num_layers)})
+    whole = open_checkpoint(path)
+    left_out = whole.file_of_tensor.keys() - without_mtp(whole, num_layers).file_of_tensor.keys()
+    names = sorted({".".join(name.split(".")[:3]) for name in left_out})
     return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None

@@ -208,9 +208,7 @@ ACTIVATION = _of_model("an activation other than SiLU", lambda asked: asked.mode
 LOCAL_ROPE = _of_model(
     "another RoPE in layers with a window", lambda asked: asked.model.local_rope is not None, needs=_ON_CPU
 )
-GROWTH = _of_model(
-    "queries that grow with their positions", lambda asked: asked.model.query_growth is not None, needs=_ON_CPU
-)
+GROWTH = _of_model("growing queries", lambda asked: asked.model.query_growth is not None, needs=_ON_CPU)
 UNROTATED = _of_model(
     "layers without RoPE",
     lambda asked: bool(asked.model.unrotated_layers),

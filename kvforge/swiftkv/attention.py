@@ -54,7 +54,7 @@ class SwiftKVAttention(nn.Module):
     def query(self, x: Tensor, layout: Layout, teacher: bool = False) -> Tensor:
         """Return rotated Q ``[B, T, heads, head_dim]`` of normalised ``x`` ``[B, T, hidden]``."""
         q = layout.rotate(self._heads(x, "q", teacher), self.teacher_rope if teacher else self.rope)
-        return q if layout.growth is None else q * layout.growth.to(q.dtype)
+        return q if layout.growth is None else q * layout.growth[..., None].to(q.dtype)
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""

@@ -31,6 +31,5 @@ def norm_before(config: ModelConfig) -> nn.Module:
 
 def make_norm_of_heads(config: ModelConfig, num_heads: int) -> RMSNorm:
     """Return the norm of q or k ``[…, num_heads, head_dim]``."""
-    return (
-        make_norm(config, config.head_dim) if config.norm_offset else norm_of_heads(config, num_heads, config.head_dim)
-    )
+    size = config.head_dim
+    return make_norm(config, size) if config.norm_offset else norm_of_heads(config, num_heads, size)

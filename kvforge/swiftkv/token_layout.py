@@ -30,7 +30,7 @@ class Rotation:
 class Layout:
     """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool
     ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same; ``growth``
-    ``[B or 1, T, 1, 1]`` is what queries are multiplied by, where the model says so."""
+    ``[B or 1, T, 1]`` is what queries are multiplied by, where the model says so."""
 
     rotations: Mapping[RopeConfig, Rotation]
     masks: Mapping[int, Tensor | None]
@@ -64,7 +64,7 @@ def make_layout(
         longest = int(positions.max()) + 1
     rotations = _rotations(config, longest, positions)
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
-    return Layout(rotations, masks, _growth(config, positions))
+    return Layout(rotations, masks, query_growth(config.query_growth, positions))
 
 
 def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.device | str = "cpu") -> Layout:
@@ -77,12 +77,7 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)
     }
-    return Layout(rotations, masks, _growth(config, positions))
-
-
-def _growth(config: ModelConfig, positions: Tensor) -> Tensor | None:
-    growth = config.query_growth
-    return None if growth is None else query_growth(growth, positions)[..., None, None]
+    return Layout(rotations, masks, query_growth(config.query_growth, positions))
 
 
 def _rotations(config: ModelConfig, length: int, positions: Tensor) -> dict[RopeConfig, Rotation]:

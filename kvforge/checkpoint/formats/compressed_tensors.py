@@ -8,7 +8,7 @@ of their range; ``weight_g_idx`` [K] is the group of each input where these are 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,11 +32,12 @@ class CompressedTensors(WeightFormat):
     asymmetric: bool = False
     block: tuple[int, int] | None = None
     name = "compressed-tensors"
+    scale: ClassVar[str] = "weight_scale"
 
     def holds(self, tensors: Tensors, name: str) -> bool:
         if part(name, "weight_packed") in tensors.file_of_tensor:
             return True
-        return part(name, "weight_scale") in tensors.file_of_tensor and name in tensors.file_of_tensor
+        return part(name, self.scale) in tensors.file_of_tensor and name in tensors.file_of_tensor
 
     def shape(self, tensors: Tensors, name: str) -> tuple[int, ...]:
         if not self._is_packed(tensors, name):
@@ -64,7 +65,7 @@ class CompressedTensors(WeightFormat):
         return unpack_rows(words, self.bits(tensors, name))[:, : self.shape(tensors, name)[1]]
 
     def scales(self, tensors: Tensors, name: str) -> Tensor:
-        scales = float_scales(tensors, part(name, "weight_scale"), (0, 1, 2))
+        scales = float_scales(tensors, part(name, self.scale), (0, 1, 2))
         if scales.dim() != 2:
             scales = scales.view(-1, 1)
         block = self._block(tensors, name)
@@ -111,7 +112,7 @@ class CompressedTensors(WeightFormat):
         """The rows and columns of each scale of a weight that is scaled in blocks; others may stand beside it."""
         if self.block is None or self._is_packed(tensors, name):
             return None
-        found = tensors.layout(part(name, "weight_scale"))[0]
+        found = tensors.layout(part(name, self.scale))[0]
         sizes = zip(self.shape(tensors, name), self.block, strict=True)
         return self.block if found == tuple(-(-size // of_block) for size, of_block in sizes) else None
 

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.formats import FORMATS
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.common.errors import CheckpointError
 from kvforge.compiler import BuildOptions, build_engine
@@ -56,7 +57,7 @@ def test_codes_of_4_bits_are_kept_where_groups_are_regular(name: str, tmp_path: 
         assert torch.equal(codes.in_groups_of(32).dequantize(), read)
 
 
-def write_fp8(path: Path, block: list[int] | None, **config: Any) -> dict[str, torch.Tensor]:
+def write_fp8(path: Path, block: list[int] | None) -> dict[str, torch.Tensor]:
     """Store every projection of a checkpoint in e4m3, with a scale for each block or for all; returns what is meant."""
     seen, stored = {}, {}
     for name, tensor in load_file(path / "model.safetensors").items():
@@ -68,12 +69,12 @@ def write_fp8(path: Path, block: list[int] | None, **config: Any) -> dict[str, t
             for i, j in itertools.product(*map(range, scales.shape)):
                 part = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
                 scales[i, j] = tensor[part].float().abs().max() / 448
-                stored[name][part] = (tensor[part].float() / scales[i, j]).to(torch.float8_e4m3fn)
+                stored[name][part] = tensor[part].float() / scales[i, j]
                 seen[name][part] = stored[name][part].float() * scales[i, j]
             stored[f"{name}_scale_inv"] = scales if block else scales[0, 0]
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
     hf = json.loads((path / "config.json").read_text())
-    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block, **config}
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
     (path / "config.json").write_text(json.dumps(hf | {"quantization_config": said}))
     return seen
 
@@ -83,9 +84,8 @@ def write_fp8(path: Path, block: list[int] | None, **config: Any) -> dict[str, t
 def test_fp8_with_a_scale_for_each_block_is_what_it_stands_for(
     family: str, block: list[int] | None, tmp_path: Path
 ) -> None:
-    """As engines have it, in float32, bf16 and int8: the numbers times their scales in float32, rounded once."""
-    shape = {"num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 200}
-    path = make_checkpoint(tmp_path / "c", family, dtype=torch.bfloat16, **shape)
+    """In engines of each kind: numbers times scales in float32, rounded once."""
+    path = make_checkpoint(tmp_path / "c", family, num_hidden_layers=2, hidden_size=144, intermediate_size=200)
     plain = shutil.copytree(path, tmp_path / "plain")
     seen = write_fp8(path, block)
     save_file(seen, plain / "model.safetensors", metadata={"format": "pt"})
@@ -98,20 +98,12 @@ def test_fp8_with_a_scale_for_each_block_is_what_it_stands_for(
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"weight_block_size": [128]}, r"weight_block_size \[128\]; supported are null and two numbers"),
-        ({"fmt": "e5m2"}, "fmt 'e5m2'; supported are e4m3"),
-        ({"expert_dtype": "fp4"}, "expert_dtype 'fp4'; supported are fp8"),
-        ({"weight_block_size": [64, 128]}, "do not fit each other as fp8 stores them"),
-    ],
+    ("key", "value", "supported"),
+    [("weight_block_size", [128], "null and two"), ("fmt", "e5m2", "e4m3"), ("expert_dtype", "fp4", "fp8")],
 )
-def test_other_fp8_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, hidden_size=144)
-    write_fp8(path, [128, 128], **config)
-    with pytest.raises(CheckpointError, match=message):
-        model = read_model_config(open_model(path))
-        convert_weights(open_model(path), model, torch.float32, tmp_path / "engine")
+def test_other_fp8_is_refused(key: str, value: Any, supported: str) -> None:
+    with pytest.raises(CheckpointError, match=f"says {key} .*; supported are {supported}"):
+        FORMATS["fp8"]("config.json", {key: value})
 
 
 @pytest.mark.parametrize("zero_points", [False, True])

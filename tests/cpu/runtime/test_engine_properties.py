@@ -93,28 +93,15 @@ LATENTS = EngineSpec(
 )
 """Latent attention with a latent of queries, experts in groups and shared ones, in bf16."""
 
-SIGMOIDS = EngineSpec(
-    "deepseek_v3",
-    cut=2,
-    group_size=2,
-    bfloat16=True,
-    options=SWIFTKV.options,
-    model=(("num_hidden_layers", 4), ("q_lora_rank", 24)),
+SIGMOIDS, UNROTATED, NORMS_AFTER = (
+    EngineSpec(family, 2, 2, bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 5), *more))
+    for family, *more in (
+        ("deepseek_v3", ("q_lora_rank", 24)),
+        ("smollm3",),
+        ("olmo3", ("num_attention_heads", 6), ("sliding_window", 10)),
+    )
 )
-"""Experts chosen by sigmoids and biases, in groups, in bf16."""
-
-UNROTATED = EngineSpec(
-    "smollm3", cut=2, group_size=2, bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 5),)
-)
-NORMS_AFTER = EngineSpec(
-    "olmo3",
-    cut=3,
-    group_size=2,
-    bfloat16=True,
-    options=SWIFTKV.options,
-    model=(("num_hidden_layers", 5), ("sliding_window", 10)),
-)
-"""A layer without rotation in a group; layers whose norms are behind them, with windows; in bf16."""
+"""Experts by sigmoids in groups; a layer without rotation in a group; norms behind layers and windows; in bf16."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,7 +22,6 @@ ARCHITECTURES = {
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
-    "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
@@ -32,7 +31,6 @@ ARCHITECTURES = {
 OWN = {
     "gemma3_text": {"sliding_window": 32, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     "phi3": {"sliding_window": 40},
-    "exaone4": {"sliding_window": 32},
     "gpt_oss": {"sliding_window": 32},
     "qwen3_moe": {"norm_topk_prob": True},
     "granite": {
@@ -141,7 +139,7 @@ def _keys(hf: dict[str, Any]) -> dict[str, Any]:
         found["expert_feed_forward_length"] = hf["moe_intermediate_size"]
     if family == "gpt_oss":
         found["expert_feed_forward_length"] = hf["intermediate_size"]
-    if family in ("gemma3_text", "phi3", "gpt_oss", "exaone4"):
+    if family in ("gemma3_text", "phi3", "gpt_oss"):
         found["attention.sliding_window"] = hf["sliding_window"]
     if family == "gemma3_text":
         found["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
