@@ -152,15 +152,16 @@ def run(args: argparse.Namespace) -> int:
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
     served_name = sampling = None
-    if args.openai:  # before the engine is loaded: the gateway would refuse the same, later
-        opened = ServedModel.load(dataclasses.replace(gateway_options(args, doors, name), engine=engine))
+    of_gateway = gateway_options(args, doors, name) if args.openai else None
+    if of_gateway is not None:  # before the engine is loaded: the gateway would refuse the same, later
+        opened = ServedModel.load(dataclasses.replace(of_gateway, engine=engine))
         served_name, sampling = opened.name, opened.sampling
         del opened  # its tokenizer is the gateway's to keep
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
     with log_to(sink, options.log_level), StopSignals() as signals:
-        gateway = GatewayProcess(gateway_options(args, doors, name), sink) if args.openai else None
+        gateway = None if of_gateway is None else GatewayProcess(of_gateway, sink)
         supervisor = Supervisor(engine, options, signals, policy, canary, gateway)
         health = HealthServer(
             doors.ip("health"),

@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+from kvforge.common.addresses import LOOPBACK
 from kvforge.common.errors import KvforgeError
 from kvforge.common.records import from_text, to_text
 from kvforge.common.sampling_fields import AUTO, GENERATION_CONFIGS, SAMPLING_FIELDS
+from kvforge.serving.server.ports import PORTS
 
 _AS_RECORD = "--options"
 
@@ -41,9 +43,9 @@ class GatewayOptions:
     """
 
     engine: Annotated[Path, About("directory that kvforge build wrote")] = Path()
-    grpc: Annotated[str, About("Triton's gRPC endpoint, HOST:PORT")] = "127.0.0.1:8001"
-    address: Annotated[str, About("where to listen (default: loopback only)")] = "127.0.0.1"
-    port: Annotated[int, About("0: any free one")] = 8080
+    grpc: Annotated[str, About("Triton's gRPC endpoint, HOST:PORT")] = f"{LOOPBACK}:{PORTS['grpc']}"
+    address: Annotated[str, About("where to listen (default: loopback only)")] = LOOPBACK
+    port: Annotated[int, About("0: any free one")] = PORTS["openai"]
     model_names: Annotated[
         tuple[str, ...], About("what clients call the model (default: the engine directory's name)")
     ] = ()

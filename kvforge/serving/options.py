@@ -15,20 +15,18 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 SERVE_FILE = "serve.json"
 
 
+OF_PROCESS = ("log_format", "log_level", "manifest_sha256")
+
+
 @dataclass(frozen=True)
-class ProcessOptions:
-    """`log_format` is text or json; requests are logged at `log_level` INFO. No engine or tokenizer is loaded but that
-    of `manifest_sha256` (`Manifest.sha256`)."""
+class EngineOptions:
+    """What `LLMEngine` is loaded with; None leaves a limit to the engine. Of its process are OF_PROCESS: the form of
+    the log, text or json; its level, INFO for a line a request; the `Manifest.sha256` of the only engine that is
+    loaded, and the only tokenizer."""
 
     log_format: str = "text"
     log_level: str = "WARNING"
     manifest_sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class EngineOptions(ProcessOptions):
-    """What `LLMEngine` is loaded with; None leaves a limit to the engine."""
-
     max_num_seqs: int | None = None
     max_num_tokens: int | None = None
     max_seq_len: int | None = None
@@ -43,9 +41,8 @@ class EngineOptions(ProcessOptions):
 
     def of_engine(self) -> dict[str, Any]:
         """Return the arguments of `LLMEngine` that are not its defaults."""
-        plain = EngineOptions()
-        names = EngineOptions.__annotations__
-        return {name: value for name in names if (value := getattr(self, name)) != getattr(plain, name)}
+        plain = vars(EngineOptions())
+        return {k: getattr(self, k) for k in plain.keys() - OF_PROCESS if getattr(self, k) != plain[k]}
 
 
 @dataclass(frozen=True)

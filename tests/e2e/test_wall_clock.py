@@ -65,9 +65,9 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
 def own_server(engine_dir: Path, clock: Clock) -> Iterator[TritonServer]:
     """Only the engine's process has the clock: gRPC in tritonserver takes a clock that the kernel does not share for
     a broken one."""
-    options = ServerOptions(kv_cache_gib=0.1)
-    command = ["env", *(f"{name}={value}" for name, value in clock.environment.items())]
-    with started(TritonServer(engine_dir, options, [*command, *process_command(engine_dir)])) as running:
+    environment = (f"{name}={value}" for name, value in clock.environment.items())
+    command = ("env", *environment, *process_command(engine_dir))
+    with started(TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1, engine_command=command))) as running:
         yield running
 
 

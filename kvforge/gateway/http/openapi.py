@@ -20,6 +20,7 @@ from kvforge.gateway.requests.messages import fields as messages
 from kvforge.gateway.requests.request_fields import (
     CHAT,
     COMPLETIONS,
+    FLAGS,
     REFUSED,
     RESPONSES_REFUSED,
     RESPONSES_WITHOUT_EFFECT,
@@ -41,7 +42,6 @@ _ABOUT = (
     "object of it; what a field below does not allow is refused, too. Streams are server-sent events."
 )
 _FLAG: Schema = {"type": "boolean", "default": False}
-_ON: Schema = {"type": "boolean", "default": True}
 _TEXT: Schema = {"type": "string"}
 _TEXTS: Schema = {"type": "array", "items": _TEXT}
 _OBJECT: Schema = {"type": "object"}
@@ -100,9 +100,8 @@ def schemas(options: GatewayOptions) -> dict[str, Schema]:
         **dict.fromkeys(("n", "best_of"), answers),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
         **dict.fromkeys(("top_logprobs", "prompt_logprobs"), _TOP),
-        **dict.fromkeys(("logprobs", "stream", "echo", "ignore_eos", "continue_final_message", "return_token_strs",
-                         "add_special", "with_pieces"), _FLAG),
-        **dict.fromkeys(("parallel_tool_calls", "add_special_tokens"), _ON),
+        **{name: {"type": "boolean", "default": default} for name, default in FLAGS.items()},
+        "logprobs": _FLAG,
         **dict.fromkeys(("guided_choice", "stop_sequences"), _TEXTS),
         **dict.fromkeys(("stop_token_ids", "tokens"), _IDS),
         **dict.fromkeys(("model", "guided_regex", "guided_grammar", "content", "instructions", "reasoning_effort"),

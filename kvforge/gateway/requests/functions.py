@@ -44,7 +44,7 @@ class Tools:
 
 def read_tools(fields: Fields) -> Tools | None:
     """`tools`, `tool_choice` and `parallel_tool_calls`; None without tools. Raises ApiError."""
-    parallel = flag(fields, "parallel_tool_calls", True)
+    parallel = fields.get("parallel_tool_calls", True)
     given = fields.get("tools", [])
     if not isinstance(given, list):
         raise bad_field("tools", "must be a list of functions")

@@ -9,7 +9,7 @@ from kvforge.common.refusals import PROMPT
 from kvforge.gateway.client_words import api_error
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.requests.request_fields import Fields, flag
+from kvforge.gateway.requests.request_fields import Fields
 from kvforge.gateway.requests.sampling import check_length
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import (
@@ -33,7 +33,7 @@ def completion_prompts(model: ServedModel, fields: Fields, max_prompts: int) -> 
         raise bad_field("prompt", "must be a text, token ids, or a list of them")
     if len(prompt) > max_prompts:
         raise bad_field("prompt", f"holds {len(prompt)} prompts; {max_prompts} are the most")
-    special = flag(fields, "add_special_tokens", True)
+    special = fields.get("add_special_tokens", True)
     return [_prompt(model, entry, special) for entry in prompt]
 
 
@@ -75,7 +75,7 @@ def chat_text(
             "messages",
             "no_chat_template",
         )
-    open_end = flag(fields, "continue_final_message")
+    open_end = fields.get("continue_final_message", False)
     if open_end and forced:
         raise bad_field("continue_final_message", "excludes a tool_choice that forces a call")
     try:
@@ -84,7 +84,7 @@ def chat_text(
             fields.get("messages"),
             tools,
             template_arguments(fields, model.chat_template, tools),
-            flag(fields, "add_generation_prompt", not open_end),
+            fields.get("add_generation_prompt", not open_end),
             open_end,
             same_id if model.tool_format is None else model.tool_format.template_ids(),
         )

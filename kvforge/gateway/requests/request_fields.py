@@ -27,6 +27,12 @@ CHAT = COMMON | {
     "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
     "thinking_token_budget",
 }  # fmt: skip
+FLAGS = {
+    **dict.fromkeys(("stream", "echo", "ignore_eos", "continue_final_message", "return_token_strs", "add_special",
+                     "with_pieces"), False),
+    **dict.fromkeys(("parallel_tool_calls", "add_special_tokens", "add_generation_prompt"), True),
+}  # fmt: skip
+"""Fields that are true or false in every request that knows them, and what they mostly are where it does not say."""
 
 WITHOUT_EFFECT = {
     "user": "it names a person to whoever runs the server, and nothing is counted by person",
@@ -134,13 +140,14 @@ def screen(
     refused: Mapping[str, Refused] = REFUSED,
     without_effect: Collection[str] = WITHOUT_EFFECT.keys(),
 ) -> Fields:
-    """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
+    """The fields of `body` that are read, without those that are null; FLAGS are true or false. Raises ApiError (400),
+    naming a field."""
     fields = {}
     for name, value in body.items():
         if value is None:
             continue
         if name in known:
-            fields[name] = value
+            fields[name] = flag(body, name) if name in FLAGS else value
         elif name in without_effect:
             continue
         elif name in refused:

@@ -80,7 +80,7 @@ class RequestReader:
     def _response(self, body: dict[str, Any]) -> ParsedRequest:
         read = read_response_request(body, MAX_LETTERS * self._model.max_seq_len, self._model.sampling.values)
         fields = read.chat
-        fields["stream_options"] = {"include_usage": True} if flag(fields, "stream") else None
+        fields["stream_options"] = {"include_usage": True} if fields.get("stream") else None
         self._check_name(fields)
         try:
             asked = self._chat(fields)
@@ -106,7 +106,7 @@ class RequestReader:
     def _tokens(self, body: dict[str, Any]) -> ParsedRequest:
         fields = read_tokenize_request(body)
         self._check_name(fields)
-        special = flag(fields, "add_special_tokens", "messages" not in fields)
+        special = fields.get("add_special_tokens", "messages" not in fields)
         if "messages" in fields:
             # The template shows all tools, and nothing is asked of the answer.
             return tokens_only(self._prompt({**fields, "tool_choice": "none"}, False, special)[1], fields)
@@ -121,7 +121,7 @@ class RequestReader:
         best_of, n = candidates(fields, self._options.max_n)
         max_tokens = integer(fields, "max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
-        echo = flag(fields, "echo")
+        echo = fields.get("echo", False)
         echoes_logprobs = echo and logprobs is not None
         if echoes_logprobs and "prompt_logprobs" in fields:
             raise bad_field("prompt_logprobs", "excludes echo with logprobs, which gives the same numbers")
@@ -154,7 +154,7 @@ class RequestReader:
         use = tool_use(self._model, fields, tools)
         is_forced = use.calls is not None and use.calls.forced
         text = chat_text(self._model, fields, None if tools is None else tools.shown, is_forced)
-        last = checked_messages(fields["messages"][-1:])[0] if flag(fields, "continue_final_message") else None
+        last = checked_messages(fields["messages"][-1:])[0] if fields.get("continue_final_message") else None
         begun = has_begun(self._model, text, None if last is None else last["content"])
         use = behind_reasoning(self._model, fields, use, begun)
         prefix = "" if use.calls is None else use.calls.prefix
@@ -199,7 +199,8 @@ class RequestReader:
         looser: ToolGuide | None = None,
     ) -> ParsedRequest:
         of_prompt = integer(fields, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
-        if of_prompt is not None and flag(fields, "stream") and OF_PROMPT not in names:
+        stream = fields.get("stream", False)
+        if of_prompt is not None and stream and OF_PROMPT not in names:
             raise bad_field("prompt_logprobs", "excludes stream: the prompt's come before all else; leave one out")
         vocab_size = self._model.manifest.vocab_size
         form = None if guide is None else guide.guide
@@ -207,7 +208,6 @@ class RequestReader:
             fields, self._options, vocab_size, max_tokens, logprobs, form, names[LENGTH], self._model.sampling.values
         )
         params = dataclasses.replace(params, prompt_logprobs=of_prompt)
-        stream = flag(fields, "stream")
         usage = stream_options(fields, stream)
         counted = not stream or usage.include_usage
 

@@ -9,7 +9,7 @@ from kvforge.common.refusals import PROMPT
 from kvforge.gateway.client_words import LENGTH, api_error
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.requests.request_fields import SAMPLING, flag, integer
+from kvforge.gateway.requests.request_fields import SAMPLING, integer
 from kvforge.runtime.requests.checks import check_prompt_length
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.params import SamplingParams
@@ -53,7 +53,7 @@ def sampling_params(
             stop=[stop] if isinstance(stop, str) else stop,
             max_tokens=max_tokens,
             logprobs=logprobs,
-            ignore_eos=flag(fields, "ignore_eos"),
+            ignore_eos=fields.get("ignore_eos", False),
             guided_decoding=guide,
         )
     except RequestError as error:

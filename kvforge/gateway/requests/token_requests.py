@@ -9,7 +9,7 @@ from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.requests.prompts import json_texts
-from kvforge.gateway.requests.request_fields import Fields, Refused, flag, screen
+from kvforge.gateway.requests.request_fields import Fields, Refused, screen
 
 OF_MESSAGES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
           "reasoning_effort")  # fmt: skip
@@ -42,7 +42,7 @@ def read_tokenize_request(body: dict[str, Any]) -> Fields:
     if not isinstance(fields[kind], str):
         raise bad_field(kind, "must be text")
     if kind == "content":
-        fields["add_special_tokens"] = flag(fields, "add_special" if "add_special" in fields else "add_special_tokens")
+        fields["add_special_tokens"] = fields.get("add_special", fields.get("add_special_tokens", False))
     return {**fields, "prompt": fields[kind], "from": kind}
 
 
@@ -50,7 +50,7 @@ def tokens_only(prompt: list[int], fields: Fields | None = None) -> ParsedReques
     """A prompt of which nothing is generated; `fields` say what the answer shows. Raises ApiError."""
     shown = {}
     if fields is not None:
-        shown = {STRINGS: flag(fields, "return_token_strs"), PIECES: flag(fields, "with_pieces")}
+        shown = {STRINGS: fields.get("return_token_strs", False), PIECES: fields.get("with_pieces", False)}
     return _without_answer((np.array(prompt, dtype=np.int32).tobytes(),), (), shown)
 
 

@@ -9,9 +9,10 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -83,17 +84,14 @@ PORT_ATTEMPTS = 3
 class TritonServer:
     """One server process with its stubs and its engine process; all of them end with `stop()`.
 
-    `command` replaces the engine process's argument list. Only the engine that `options.manifest_sha256` names is
-    served, or without it the one that is there at the start. Raises KvforgeError from `start()` when the engine
-    directory is none, a port is taken, there is no tritonserver, or the models do not load.
+    Only the engine that `options.manifest_sha256` names is served, or without it the one that is there at the start; it
+    runs by `options.engine_command`, or without that by that of its target. Raises KvforgeError from `start()` when the
+    engine directory is none, a port is taken, there is no tritonserver, or the models do not load.
     """
 
-    def __init__(
-        self, engine_dir: str | Path, options: ServerOptions | None = None, command: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, engine_dir: str | Path, options: ServerOptions | None = None) -> None:
         self.engine_dir = Path(engine_dir).resolve()
         self.options = options or ServerOptions()
-        self._command = command
         self._process: subprocess.Popen | None = None
         self._server_id: ProcessId | None = None
         self._run_dir: Path | None = None
@@ -149,7 +147,13 @@ class TritonServer:
         """
         manifest = load_manifest(self.engine_dir, self.options.manifest_sha256)
         prefix_dir = self.options.prefix_dir and self.options.prefix_dir.absolute()
-        self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256, prefix_dir=prefix_dir)
+        self.options = dataclasses.replace(
+            self.options,
+            manifest_sha256=manifest.sha256,
+            prefix_dir=prefix_dir,
+            engine_command=self.options.engine_command or tuple(process_command(self.engine_dir, manifest.target)),
+            python=sys.executable,
+        )
         self.addresses = {name: find_address(self.options.address_of(name)) for name in FRONTENDS}
         wanted = {name: (self.addresses[name], getattr(self.options, f"{name}_port")) for name in FRONTENDS}
         triton = find_triton()
@@ -178,8 +182,7 @@ class TritonServer:
             run_dir = self._run_dir = make_run_dir()
             self._state = StateReader(run_dir, LONGEST_LOOK_S)
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
-            command = self._command or process_command(self.engine_dir, manifest.target)
-            materialise(run_dir / "models", self.engine_dir, command, max_batch_size, self.options)
+            materialise(run_dir / "models", self.engine_dir, max_batch_size, self.options)
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],

@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from string import Template
 
@@ -30,19 +28,13 @@ def repository_templates() -> Path:
     raise MissingToolError("the triton_repo folder is missing from this installation: reinstall kvforge")
 
 
-def materialise(
-    target: Path,
-    engine_dir: Path,
-    engine_command: Sequence[str],
-    max_batch_size: int,
-    options: ServerOptions,
-) -> None:
+def materialise(target: Path, engine_dir: Path, max_batch_size: int, options: ServerOptions) -> None:
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
     The folder of `target` is the server's run_dir: the options that the models read (options.py), the socket between
     the text models and tensorrt_llm, the drain and state files (state_files.py), and the link by which the models read
-    the engine. `engine_command` is the argument list of the engine process (kvforge.serving.engine.process). The
-    models' Python finds modules where this process does: stubs of Triton's Python backend may not read PYTHONPATH.
+    the engine. The models' Python finds modules where this process does: stubs of Triton's Python backend may not read
+    PYTHONPATH.
     """
     templates = repository_templates()
     run_dir, link = target.parent, target.parent / ENGINE_LINK
@@ -60,7 +52,7 @@ def materialise(
     found = f"import os\nimport sys\n\nsys.path[:0] = map(os.fsdecode, {paths!r})\n"
     target.mkdir(parents=True)
     link.symlink_to(engine_dir)
-    write_serve_file(replace(options, engine_command=tuple(engine_command), python=sys.executable), run_dir)
+    write_serve_file(options, run_dir)
     for model in MODELS:
         (target / model).mkdir()
         config = Template((templates / model / "config.pbtxt").read_text(encoding="utf-8")).substitute(values)

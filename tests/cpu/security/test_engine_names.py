@@ -33,7 +33,7 @@ def test_names(tmp_path: Path, name: str) -> None:
     link = tmp_path / "run" / ENGINE_LINK
     command = process_command(engine)
     assert command[3] == str(engine)
-    materialise(tmp_path / "run" / "models", engine, command, 4, ServerOptions())
+    materialise(tmp_path / "run" / "models", engine, 4, ServerOptions(engine_command=tuple(command)))
     assert read_serve_file(tmp_path / "run").engine_command == tuple(command)
     for model in MODELS:
         text = (tmp_path / "run" / "models" / model / "config.pbtxt").read_text(encoding="utf-8")
@@ -80,7 +80,8 @@ def test_a_stub_reads_and_starts_all_though_it_knows_names_in_ascii_alone(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "executable", str(python))
     program = "import os, sys; assert os.path.isdir(sys.argv[1]), sys.argv; print('ran')"
-    materialise(tmp_path / "run" / "models", engine, [str(python), "-c", program, str(engine)], 4, ServerOptions())
+    options = ServerOptions(engine_command=(str(python), "-c", program, str(engine)), python=str(python))
+    materialise(tmp_path / "run" / "models", engine, 4, options)
     model = tmp_path / "run" / "models" / "tensorrt_llm"
     config = text_format.Parse((model / "config.pbtxt").read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     parameters = {key: {"string_value": value.string_value} for key, value in config.parameters.items()}

@@ -43,7 +43,7 @@ def triton_inputs() -> set[str]:
     found = {tensor["name"] for name in ("tensorrt_llm", "ensemble") for tensor in CONTRACT["models"][name]["inputs"]}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "models"
-        materialise(target, Path("/engine"), ["python"], 1, ServerOptions())
+        materialise(target, Path("/engine"), 1, ServerOptions())
         for path in target.glob("*/config.pbtxt"):
             config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
             found |= {tensor.name for tensor in config.input}

@@ -22,7 +22,7 @@ from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.requests.request_reader import RequestReader
-from kvforge.serving.options import EngineOptions, ProcessOptions
+from kvforge.serving.options import EngineOptions
 from kvforge.serving.server import launcher
 from kvforge.serving.stub.config import StubConfig
 from kvforge.serving.triton_config import TritonConfig
@@ -122,7 +122,7 @@ def test_options_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         command = StubConfig.of(TritonConfig.of(given)).engine_command
         assert from_text(EngineOptions, command[command.index("--options") + 1]).of_engine() == {}
 
-    kinds = (argparse.Namespace, ProcessOptions, GatewayOptions, TritonConfig)
+    kinds = (argparse.Namespace, EngineOptions, GatewayOptions, TritonConfig)
     stays, climbs = walk(serve, lambda it: isinstance(it, kinds) or it is given)
     assert 10 < len(stays) <= 30 and not climbs, (stays, climbs)
 

@@ -20,7 +20,7 @@ def fake_command(engine_dir: Path, target: str = "cpu", more: Sequence[str] = ()
 
 def fake_server(engine_dir: Path, **options: Any) -> TritonServer:
     """A Triton server with these options."""
-    return TritonServer(engine_dir, ServerOptions(**options), fake_command(engine_dir))
+    return TritonServer(engine_dir, ServerOptions(**options, engine_command=tuple(fake_command(engine_dir))))
 
 
 def fake_tokens(engine_dir: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:

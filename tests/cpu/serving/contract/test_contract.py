@@ -34,7 +34,7 @@ OWN = {
 
 
 def configs_of(target: Path, options: ServerOptions) -> dict[str, model_config_pb2.ModelConfig]:
-    materialise(target, Path('/engines/with "quotes"'), ["python", "-m", "x", 'a "b"'], 32, options)
+    materialise(target, Path('/engines/with "quotes"'), 32, options)
     return {
         path.name: text_format.Parse((path / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
         for path in target.iterdir()

@@ -1,6 +1,7 @@
 """The options of a server as its processes read them: from the engine process's command line and from serve.json."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ from kvforge.common.errors import EngineError
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.common.records import RecordError, from_text, to_text
 from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.serving.engine.command import process_command
 from kvforge.serving.options import SERVE_FILE, EngineOptions, ModelOptions, read_serve_file, write_serve_file
 from kvforge.serving.server.options import ServerOptions
+from kvforge.serving.stub.config import StubConfig
+from kvforge.serving.triton_config import TritonConfig
 
 GIVEN = [
     {},
@@ -43,6 +47,12 @@ def test_the_models_read_what_the_server_was_given(tmp_path: Path, given: dict) 
 
 def test_a_server_that_was_started_by_hand_has_the_defaults(tmp_path: Path) -> None:
     assert read_serve_file(tmp_path) == ModelOptions()
+    parameters = {name: {"string_value": str(tmp_path)} for name in ("gpt_model_path", "run_dir")}
+    config = json.dumps({"input": [], "max_batch_size": 1, "parameters": parameters})
+    args = {"model_name": "tensorrt_llm", "model_version": "1", "model_config": config}
+    stub = StubConfig.of(TritonConfig.of(args))
+    assert stub.engine_command == [*process_command(tmp_path), "--options", to_text(EngineOptions())]
+    assert (stub.python, stub.exclude_input, stub.poll_s) == (sys.executable, True, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_wrong_address_is_refused_before_triton_is_looked_for(
     option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Manifest:
-        sha256 = "digest"
+        sha256, target = "digest", "cpu"
 
     monkeypatch.setattr(launcher, "load_manifest", lambda *_: Manifest)
     monkeypatch.delattr(launcher, "find_triton")
