@@ -24,20 +24,18 @@ DEFAULTS = {
 }
 """What ``DeepseekV3Config`` takes where config.json lacks the field."""
 
-QUERY_RANK, EXPERTS, SHARED = 1536, 256, 1
-
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``DeepseekV3Config`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    latent = latent_from_hf(hf, QUERY_RANK)
+    latent = latent_from_hf(hf, query_rank=1536)
     return config_from_hf(
         {**hf, "num_key_value_heads": 1, "head_dim": latent.width},
         model_type=MODEL_TYPE,
         rope=rope_from_hf(hf, interleaved=optional_flag(hf, "rope_interleave", True)),
         latent=latent,
         attention_scale=latent.query_dim**-0.5 * score_growth(hf),
-        experts=experts_by_sigmoid(hf, EXPERTS, SHARED),
+        experts=experts_by_sigmoid(hf, count=256),
     )
 
 

@@ -84,9 +84,9 @@ def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:
     return counts.pop()
 
 
-def experts_by_sigmoid(hf: Mapping[str, Any], count: int, shared: int) -> Experts | None:
-    """Return a config.json's mixture, by default of ``count`` experts and ``shared`` ones; None where no layer has
-    one. Raises ModelError."""
+def experts_by_sigmoid(hf: Mapping[str, Any], count: int) -> Experts | None:
+    """Return a config.json's mixture, by default of ``count`` experts; None where no layer has one. Raises
+    ModelError."""
     num_layers = require_int(hf, "num_hidden_layers")
     layers = range(optional_int(hf, "first_k_dense_replace", 0, minimum=0), num_layers)
     if not layers:
@@ -98,7 +98,7 @@ def experts_by_sigmoid(hf: Mapping[str, Any], count: int, shared: int) -> Expert
         normalize=optional_flag(hf, "norm_topk_prob", True),
         layers=tuple(layers),
         scaling=number(hf.get("routed_scaling_factor", 1.0), "routed_scaling_factor", 1e-6, 1e6),
-        num_shared=optional_int(hf, "n_shared_experts", shared, minimum=0),
+        num_shared=optional_int(hf, "n_shared_experts", 1, minimum=0),
         num_groups=optional_int(hf, "n_group", 1),
         num_active_groups=optional_int(hf, "topk_group", 1),
         by_sigmoid=True,
@@ -110,4 +110,4 @@ READS_BY_SIGMOID = (
     *("first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )
 FIXED_BY_SIGMOID = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
-"""Keys that ``experts_by_sigmoid`` reads, and those whose other values are other mixtures."""
+"""Keys that ``experts_by_sigmoid`` reads, and those that say it is one."""

@@ -19,8 +19,6 @@ DEFAULTS = {
 }
 """What ``Glm4MoeConfig`` takes where config.json lacks the field."""
 
-EXPERTS, SHARED = 128, 1
-
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Glm4MoeConfig`` dictionary; raises ModelError."""
@@ -31,7 +29,7 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         partial_rotation=True,
         qkv_bias=optional_flag(hf, "attention_bias"),
         qk_norm=optional_flag(hf, "use_qk_norm"),
-        experts=experts_by_sigmoid(hf, EXPERTS, SHARED),
+        experts=experts_by_sigmoid(hf, count=128),
     )
 
 

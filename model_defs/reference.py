@@ -87,7 +87,7 @@ def _experts(
     config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str, bias: Tensor | None
 ) -> Tensor:
     """Every expert on every token; those that the router does not choose have weight 0. ``bias`` ``[experts]`` is added
-    to what is compared of them, where the model has it."""
+    to what is compared."""
     assert config.experts is not None
     logits, kind = linear(x, f"{name}.gate").float(), config.experts
     probabilities = 1 / (1 + torch.exp(-logits)) if kind.by_sigmoid else logits.softmax(-1)

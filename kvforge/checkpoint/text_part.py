@@ -12,8 +12,6 @@ from model_defs import ModelError, text_part
 from model_defs.config_keys import MTP_LAYERS
 from model_defs.text_part import text_tensor
 
-MOST_MTP_LAYERS = 8
-
 
 def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text part of a checkpoint as a checkpoint of its own, without the other parts' tensors; the checkpoint
@@ -34,7 +32,7 @@ def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
     as many as config.json says."""
     counts = (checkpoint.hf_config.get(key) for key in MTP_LAYERS)
-    count = min(max((each for each in counts if isinstance(each, int)), default=0), MOST_MTP_LAYERS)
+    count = min(max((each for each in counts if isinstance(each, int)), default=0), 8)
     extra = tuple(f"model.layers.{num_layers + index}." for index in range(count))
     files = {name: file for name, file in checkpoint.file_of_tensor.items() if not (extra and name.startswith(extra))}
     return replace(checkpoint, file_of_tensor=files)

@@ -67,7 +67,7 @@ PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} |
         sliding_window=24,
         rope_parameters={"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
     ),
-    "glm4_moe": spec("glm4_moe", num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3),
+    "glm4_moe": spec("glm4_moe", num_hidden_layers=3, num_attention_heads=6),
     "deepseek_v3": spec("deepseek_v3", num_hidden_layers=3, rope_parameters=YARN, q_lora_rank=24),
     "deepseek_v2": spec("deepseek_v2", num_hidden_layers=3, rope_parameters=YARN, q_lora_rank=24),
 }

@@ -55,7 +55,6 @@ CASES = {family: (family, {}) for family in ALL_FAMILIES} | {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 9}),
     "exaone4-global": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
-    "granitemoe-odd": ("granitemoe", {"num_local_experts": 5, "num_experts": 5, "num_attention_heads": 6}),
     "glm4_moe-odd": (
         "glm4_moe",
         {"num_experts": 9, "num_local_experts": 9, "n_group": 3, "use_qk_norm": False, "attention_bias": True},
