@@ -38,7 +38,7 @@ from perf.harness.experiment import (
     output,
     ratio,
     work,
-)
+)  # fmt: skip
 from perf.harness.random_checkpoint import LLAMA_8B, LLAMA_213M, cached_checkpoint
 from perf.harness.rounds import medians, turned
 from perf.harness.tables import spread

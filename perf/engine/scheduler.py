@@ -151,14 +151,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 COLUMNS = (
-    ("mode", "mode", "<8"),
-    ("running", "running", ">8"),
-    ("step ms", "step_ms", ">9.3f"),
-    ("p95 ms", "step_p95_ms", ">9.3f"),
-    ("mean ms", "step_mean_ms", ">9.3f"),
-    ("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"),
-    ("add µs", "add_request_us", ">8.0f"),
-)
+    ("mode", "mode", "<8"), ("running", "running", ">8"), ("step ms", "step_ms", ">9.3f"),
+    ("p95 ms", "step_p95_ms", ">9.3f"), ("mean ms", "step_mean_ms", ">9.3f"),
+    ("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"), ("add µs", "add_request_us", ">8.0f"),
+)  # fmt: skip
 
 
 def table(report: dict[str, Any]) -> str:

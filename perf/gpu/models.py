@@ -33,14 +33,9 @@ COMPLETE = "complete"
 """The file that says of which sources, and for which machine, the graphs in its folder were compiled."""
 
 TINY: dict[str, Any] = {
-    **LLAMA_8B,
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+    **LLAMA_8B, "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,10 @@ class Sizes:
 
 
 TINY = Sizes(
-    at_once=4,
-    max_tokens=8,
-    few=2,
-    many=2,
-    num_parts=2,
-    probe_steps=1,
-    most_steps=4,
+    at_once=4, max_tokens=8, few=2, many=2, num_parts=2, probe_steps=1, most_steps=4,
     calibration=replace(CALIBRATION, num_samples=2, num_tokens=32),
     distill=replace(DISTILL, length=64, batch_size=2, micro_batch=2),
-)
+)  # fmt: skip
 
 
 class Run:

@@ -46,7 +46,7 @@ from perf.harness.experiment import (
     place,
     told,
     work,
-)
+)  # fmt: skip
 from perf.harness.files import append, read_lines
 from perf.harness.plots import panels
 from perf.harness.rounds import medians, turned

@@ -8,14 +8,9 @@ from perf.quality.scores import accuracy, bars, difference, percent, points, tas
 
 BASELINE = "bfloat16"
 COLOURS = {
-    "bfloat16": "tab:blue",
-    "fp8": "tab:orange",
-    "int8": "tab:green",
-    "int4": "tab:purple",
-    "k8v4": "tab:olive",
-    "kivi2": "tab:brown",
-    "fp8_static": "tab:red",
-}
+    "bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "int4": "tab:purple", "k8v4": "tab:olive",
+    "kivi2": "tab:brown", "fp8_static": "tab:red",
+}  # fmt: skip
 
 
 def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

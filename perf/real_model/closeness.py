@@ -30,7 +30,7 @@ from perf.harness.experiment import (
     output,
     place,
     told,
-)
+)  # fmt: skip
 from perf.harness.plots import panels
 
 

@@ -115,33 +115,17 @@ def _subject(path: Path) -> str:
 
 
 FILES: Mapping[str, tuple[str, Callable[[Path], Rows], str, str]] = {
-    "arc_challenge": (
-        "RepE-Replication/data/arc_challenge.jsonl",
-        arc_challenge,
-        "arc/arc_challenge.yaml",
-        "acc_norm",
-    ),
+    "arc_challenge": ("RepE-Replication/data/arc_challenge.jsonl", arc_challenge, "arc/arc_challenge.yaml", "acc_norm"),
     "openbookqa": (
-        "truthfulqa_experiments/datasets/openbookqa.jsonl",
-        openbookqa,
-        "openbookqa/openbookqa.yaml",
-        "acc_norm",
+        "truthfulqa_experiments/datasets/openbookqa.jsonl", openbookqa, "openbookqa/openbookqa.yaml", "acc_norm",
     ),
     "piqa": ("llm-eval/data/piqa.jsonl", piqa, "piqa/piqa.yaml", "acc_norm"),
     "truthfulqa_mc2": (
-        "truthfulqa_experiments/datasets/TruthfulQA.csv",
-        truthfulqa_mc2,
-        "truthfulqa/truthfulqa_mc2.yaml",
-        "acc",
+        "truthfulqa_experiments/datasets/TruthfulQA.csv", truthfulqa_mc2, "truthfulqa/truthfulqa_mc2.yaml", "acc",
     ),
-    "hellaswag": (
-        "hellaswag_text_data/hellaswag_val_full.txt.bz2",
-        hellaswag,
-        "hellaswag/hellaswag.yaml",
-        "acc_norm",
-    ),
+    "hellaswag": ("hellaswag_text_data/hellaswag_val_full.txt.bz2", hellaswag, "hellaswag/hellaswag.yaml", "acc_norm"),
     "winogrande": ("FedLS/dataset/winogrande/test.json", winogrande, "winogrande/default.yaml", "acc"),
-}
+}  # fmt: skip
 """Benchmark to its file, what reads it, the harness's definition, and the metric."""
 MMLU = "MLILAB-FedLLM/data/mmlu"
 

@@ -35,7 +35,7 @@ from perf.harness.experiment import (
     place,
     told,
     work,
-)
+)  # fmt: skip
 from perf.peers.prepare import prepare_peer
 from perf.real_model.task_files import task_definitions
 

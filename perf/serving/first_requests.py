@@ -31,7 +31,7 @@ from perf.harness.experiment import (
     spread,
     told,
     work,
-)
+)  # fmt: skip
 from perf.serving.load.checkout import Served, serving
 from perf.serving.load.client import Answer, ask_all, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import tiny_engine

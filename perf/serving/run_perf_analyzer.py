@@ -27,7 +27,7 @@ from perf.harness.experiment import (
     place,
     positive_float,
     work,
-)
+)  # fmt: skip
 from perf.serving.load.client import FORCED, ask_text, ask_tokens
 from perf.serving.load.engines import TINY, tiny_engine
 from perf.serving.load.level import LevelMeter, label_interval

@@ -130,9 +130,6 @@ def memory_points(setting: Setting) -> list[Point]:
 
 
 EXPERIMENTS = {
-    "lengths": length_points,
-    "rates": rate_points,
-    "bursts": burst_points,
-    "budgets": budget_points,
+    "lengths": length_points, "rates": rate_points, "bursts": burst_points, "budgets": budget_points,
     "memory": memory_points,
-}
+}  # fmt: skip

@@ -125,9 +125,5 @@ def _lines(
 CURVES = {"lengths": plot_served_lengths, "rates": plot_served_rates}
 """Figures of `--validate --workloads`."""
 PLOTS = {
-    "lengths": plot_lengths,
-    "rates": plot_rates,
-    "bursts": plot_rates,
-    "budgets": plot_budgets,
-    "memory": plot_memory,
-}
+    "lengths": plot_lengths, "rates": plot_rates, "bursts": plot_rates, "budgets": plot_budgets, "memory": plot_memory,
+}  # fmt: skip
