@@ -84,12 +84,9 @@ class Run:
         self.work.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + options.seconds
         self.report: dict[str, Any] = {
-            **begin_gpu_report("perf.gpu.student", arguments),
-            "machine": device_name(options.device),
-            "model": files.checkpoint.name,
-            "stages": [],
-            "curve": read_json(self.work / "curve.json", []),
-        }
+            **begin_gpu_report("perf.gpu.student", arguments), "machine": device_name(options.device),
+            "model": files.checkpoint.name, "stages": [], "curve": read_json(self.work / "curve.json", []),
+        }  # fmt: skip
         self.rewired = self.work / "rewired"
 
     @contextmanager

@@ -24,16 +24,11 @@ def compared(curves: Mapping[str, Sequence[Curve]]) -> list[dict[str, Any]]:
     for name, found in curves.items():
         last = [curve[-1][1] for curve in found]
         apart = [value - other for value, other in zip(last, base, strict=True)]
-        rows.append(
-            {
-                "variant": name,
-                "before": found[0][0][1],
-                "last": last,
-                "difference": interval_of_mean(apart) if rows else None,
-                "recovered": [reached(curve, RECOVERED * curve[0][1]) for curve in found],
-                "curves": found,
-            }
-        )
+        rows.append({
+            "variant": name, "before": found[0][0][1], "last": last,
+            "difference": interval_of_mean(apart) if rows else None,
+            "recovered": [reached(curve, RECOVERED * curve[0][1]) for curve in found], "curves": found,
+        })  # fmt: skip
     return rows
 
 

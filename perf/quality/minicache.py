@@ -118,13 +118,10 @@ def measure_all(args: argparse.Namespace) -> Report:
     if len(cells) < len(ROWS):
         raise KvforgeError(f"{len(cells)} of {len(ROWS)} rows are measured; the same command goes on.")
     return {
-        "prompt_tokens": args.length,
-        "documents": NUM_DOCUMENTS,
-        "document_prompt": NUM_PROMPT,
+        "prompt_tokens": args.length, "documents": NUM_DOCUMENTS, "document_prompt": NUM_PROMPT,
         "curve_documents": CURVE_DOCUMENTS,
-        "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
-        "rows": summarise(cells),
-    }
+        "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length, "rows": summarise(cells),
+    }  # fmt: skip
 
 
 EXPERIMENT = Experiment(

@@ -67,13 +67,10 @@ def measure(args: argparse.Namespace) -> Report:
             bar.set_postfix_str(variant.slug)
             engine = engine_of(variant, student_of(variant, args.work, args.steps, args.device), args.work)
             cells[variant.slug] = {
-                "variant": variant.name,
-                "prefill_reduction": variant.prefill_reduction,
-                "kv_reduction": variant.kv_reduction,
-                "steps": args.steps if variant.is_trained else 0,
-                "fidelity": fidelity_of(engine, teacher, args.work),
-                "correct": questions.ask(engine)["correct"],
-            }
+                "variant": variant.name, "prefill_reduction": variant.prefill_reduction,
+                "kv_reduction": variant.kv_reduction, "steps": args.steps if variant.is_trained else 0,
+                "fidelity": fidelity_of(engine, teacher, args.work), "correct": questions.ask(engine)["correct"],
+            }  # fmt: skip
             if variant.is_trained:
                 curves[variant.slug] = curve_of(variant, args.work)
     per_step = TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length

@@ -34,10 +34,10 @@ from perf.harness.engines import tokenizer_of
 from perf.harness.experiment import RESUME, Experiment, Report, number, numbers, option, output, place, work
 from perf.harness.files import read_lines, run_cells
 from perf.harness.forced import forced_logits
+from perf.harness.policy_engines import FULL, NAMES, Cell, Engines, cells_of
 from perf.quality.answers import examples_of
 from perf.real_model.closeness import texts_of
 from perf.real_model.policies_report import markdown, plot
-from perf.real_model.policy_cells import FULL, NAMES, Cell, Engines, cells_of
 
 TASK, SEED = "needle_single", 1
 SETTINGS = ("length", "forced", "num_documents", "retrieval_length", "num_prompts")

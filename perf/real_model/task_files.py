@@ -140,18 +140,11 @@ def write_task(name: str, definition: str, rows: dict[str, Rows], folder: Path) 
         files[split] = str(folder / f"{name}-{split}.jsonl")
         Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
     task = {
-        "include": str(Path(lm_eval.__file__).parent / "tasks" / definition),
-        "task": f"local_{name}",
-        "tag": None,
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": files},
-        "training_split": None,
-        "validation_split": None,
-        "test_split": "test",
-        "fewshot_split": "dev" if "dev" in rows else None,
+        "include": str(Path(lm_eval.__file__).parent / "tasks" / definition), "task": f"local_{name}", "tag": None,
+        "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}, "training_split": None,
+        "validation_split": None, "test_split": "test", "fewshot_split": "dev" if "dev" in rows else None,
         "num_fewshot": 5 if "dev" in rows else 0,
-    }
+    }  # fmt: skip
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
     return f"local_{name}"
 

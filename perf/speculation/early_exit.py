@@ -76,12 +76,9 @@ def decode(engine: LLMEngine, session: TimedSession, prompts: Sequence[list[int]
     tokens = batch.finish()
     seconds = time.perf_counter() - begin
     return {
-        "seconds": seconds,
-        "steps": engine.num_iterations - steps,
-        "tokens": tokens,
-        "texts": batch.tokens,
+        "seconds": seconds, "steps": engine.num_iterations - steps, "tokens": tokens, "texts": batch.tokens,
         "phases": dict(session.seconds),
-    }
+    }  # fmt: skip
 
 
 def measure(directory: Path, workload: str, batch: int, settings: list[Row], repeats: int) -> list[Row]:
@@ -106,23 +103,15 @@ def measure(directory: Path, workload: str, batch: int, settings: list[Row], rep
     for setting, (_, *found) in zip(settings, runs, strict=True):
         speeds = [run["tokens"] / run["seconds"] for run in found]
         run = sorted(found, key=lambda run: run["tokens"] / run["seconds"])[len(found) // 2]
-        rows.append(
-            {
-                **setting,
-                "workload": workload,
-                "batch": batch,
-                "tokens_per_s": statistics.median(speeds),
-                "tokens_per_s_range": [min(speeds), max(speeds)],
-                "tokens_per_step": run["tokens"] / run["steps"] / batch,
-                "num_draft_tokens": run["num_draft_tokens"],
-                "num_accepted_draft_tokens": run["num_accepted_draft_tokens"],
-                "share_of_exits": run["num_early_exits"] / run["tokens"],
-                "same_texts": sum(a == b for a, b in zip(run["texts"], runs[0][-1]["texts"], strict=True)),
-                "num_texts": len(run["texts"]),
-                "ms_per_step": 1e3 * run["seconds"] / run["steps"],
-                "ms_per_step_in": {name: 1e3 * value / run["steps"] for name, value in run["phases"].items()},
-            }
-        )
+        rows.append({
+            **setting, "workload": workload, "batch": batch, "tokens_per_s": statistics.median(speeds),
+            "tokens_per_s_range": [min(speeds), max(speeds)], "tokens_per_step": run["tokens"] / run["steps"] / batch,
+            "num_draft_tokens": run["num_draft_tokens"], "num_accepted_draft_tokens": run["num_accepted_draft_tokens"],
+            "share_of_exits": run["num_early_exits"] / run["tokens"],
+            "same_texts": sum(a == b for a, b in zip(run["texts"], runs[0][-1]["texts"], strict=True)),
+            "num_texts": len(run["texts"]), "ms_per_step": 1e3 * run["seconds"] / run["steps"],
+            "ms_per_step_in": {name: 1e3 * value / run["steps"] for name, value in run["phases"].items()},
+        })  # fmt: skip
     for row in rows:
         row["speed_up"] = row["tokens_per_s"] / rows[0]["tokens_per_s"]
     return rows
@@ -136,18 +125,13 @@ def answers_by_threshold(directory: Path, num_prompts: int) -> list[Row]:
     rows = []
     for threshold in THRESHOLDS:
         quality = exit_quality(examples, answers, answer_with_exits(directory, threshold, LENGTH, examples))
-        rows.append(
-            {
-                "threshold": threshold,
-                "share_of_exits": quality.share,
-                "num_prompts": num_prompts * len(TASKS),
-                "full": statistics.fmean(row.full for row in quality.tasks),
-                "exits": statistics.fmean(row.exits for row in quality.tasks),
-                "gained": sum(row.paired.gained for row in quality.tasks),
-                "lost": sum(row.paired.lost for row in quality.tasks),
-                "same": sum(row.num_same for row in quality.tasks),
-            }
-        )
+        rows.append({
+            "threshold": threshold, "share_of_exits": quality.share, "num_prompts": num_prompts * len(TASKS),
+            "full": statistics.fmean(row.full for row in quality.tasks),
+            "exits": statistics.fmean(row.exits for row in quality.tasks),
+            "gained": sum(row.paired.gained for row in quality.tasks),
+            "lost": sum(row.paired.lost for row in quality.tasks), "same": sum(row.num_same for row in quality.tasks),
+        })  # fmt: skip
     return rows
 
 

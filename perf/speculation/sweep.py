@@ -104,13 +104,10 @@ def run(engine: LLMEngine, prompts: list[list[int]], num_tokens: int, temperatur
     after = engine.stats()
     drafted, accepted = (after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens"))
     return {
-        "texts": texts,
-        "tok_s": sum(counts) / sum(seconds),
-        "tokens_per_step": sum(counts) / len(counts) / len(prompts),
-        "step_ms": 1e3 * statistics.median(seconds),
-        "drafted": drafted,
-        "accepted": accepted,
-    }
+        "texts": texts, "tok_s": sum(counts) / sum(seconds),
+        "tokens_per_step": sum(counts) / len(counts) / len(prompts), "step_ms": 1e3 * statistics.median(seconds),
+        "drafted": drafted, "accepted": accepted,
+    }  # fmt: skip
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
@@ -121,12 +118,9 @@ def expected_tokens(acceptance: float, length: int) -> float:
 def cell_of(result: dict[str, Any], plain: dict[str, Any], **names: Any) -> dict[str, Any]:
     """Return what a run with drafts says beside the one without."""
     return {
-        **names,
-        **{name: result[name] for name in ("tokens_per_step", "step_ms", "tok_s", "drafted", "accepted")},
-        "plain_step_ms": plain["step_ms"],
-        "plain_tok_s": plain["tok_s"],
-        "speedup": result["tok_s"] / plain["tok_s"],
-    }
+        **names, **{name: result[name] for name in ("tokens_per_step", "step_ms", "tok_s", "drafted", "accepted")},
+        "plain_step_ms": plain["step_ms"], "plain_tok_s": plain["tok_s"], "speedup": result["tok_s"] / plain["tok_s"],
+    }  # fmt: skip
 
 
 def controlled(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
