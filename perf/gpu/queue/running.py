@@ -50,13 +50,9 @@ def run_one(
     digest, start = sources_digest(experiment), time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perf.gpu.queue.child", str(os.getpid()), *command, "--json", str(report)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+            [sys.executable, "-m", "perf.gpu.queue.child", str(os.getpid()), *command, "--json", str(report)], cwd=ROOT,
+            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         try:
             process.wait(max(limit_s, 0.1))
         except subprocess.TimeoutExpired:
