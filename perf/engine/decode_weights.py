@@ -26,22 +26,11 @@ from kvforge.runtime.sessions.session import load_session
 from perf.engine.floors import best_rates, decode_work, measure_rates
 from perf.harness.batch import Batch
 from perf.harness.engines import cached_engine
-from perf.harness.experiment import (
-    BUILD_ONLY,
-    Experiment,
-    Report,
-    Row,
-    chosen,
-    lengths,
-    number,
-    option,
-    output,
-    ratio,
-    work,
-)
+from perf.harness.experiment import Experiment, Report, ratio
+from perf.harness.options import BUILD_ONLY, chosen, lengths, number, option, output, work
 from perf.harness.random_checkpoint import LLAMA_8B, LLAMA_213M, cached_checkpoint
 from perf.harness.rounds import medians, turned
-from perf.harness.tables import spread
+from perf.harness.tables import Row, spread
 from perf.harness.timed_session import TimedSession
 from perf.peers.phases import PhaseTimes
 

@@ -33,14 +33,9 @@ POOLS_MIB = (192, 48, 20, 10)
 MERGED = "no cut, one cache for all layers (bound)"
 ABOVE = "cut 8, 8-way"
 ROWS = {
-    NO_CUT: NO_CUT,
-    MERGED: NO_CUT,
-    CUT: CUT,
-    CUT_4WAY: CUT_4WAY,
-    f"{CUT_4WAY}, fp8 KV": f"{CUT_4WAY}, fp8 KV",
-    CUT_4WAY_INT4_KV: CUT_4WAY_INT4_KV,
-    ABOVE: ABOVE,
-}
+    NO_CUT: NO_CUT, MERGED: NO_CUT, CUT: CUT, CUT_4WAY: CUT_4WAY, f"{CUT_4WAY}, fp8 KV": f"{CUT_4WAY}, fp8 KV",
+    CUT_4WAY_INT4_KV: CUT_4WAY_INT4_KV, ABOVE: ABOVE,
+}  # fmt: skip
 """Row to the engine it runs on."""
 ENGINES = EVERY_VARIANT | {ABOVE: Variant(8, 8)}
 

@@ -1,7 +1,5 @@
 """One run of a workload on an engine, timed step by step."""
 
-import time
-
 import numpy as np
 
 from kvforge.runtime.engine import LLMEngine
@@ -17,17 +15,11 @@ def run_phases(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> tu
     """
     times = PhaseTimes()
     batch = Batch(engine, prompts.tolist(), output_tokens)
-    before = time.perf_counter()
     while engine.has_unfinished():
         lengths = [len(tokens) for tokens in batch.tokens]
         batch.step()
         grown = zip(lengths, batch.tokens, strict=True)
         contexts = [prompts.shape[1] + length for length, tokens in grown if 0 < length < len(tokens)]
-        now = time.perf_counter()
-        times.add_step(now - before, engine.statistics.num_context_tokens > 0, contexts)
-        if batch.tokens[0] and not times.ttft_s:
-            times.ttft_s = now - batch.begun
-        before = now
-    times.total_s = before - batch.begun
+        times.lap(engine.statistics.num_context_tokens > 0, contexts, bool(batch.tokens[0]))
     times.first_tokens = [tokens[0] for tokens in batch.tokens]
     return times, batch.tokens

@@ -47,15 +47,11 @@ def build(name: str, folder: Path) -> dict[str, Any]:
     built = build_plans_apart(folder, OPTIONS, lambda stage: None)
     build_s, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
-        "model": name,
-        "weight_bytes": weights.stat().st_size,
-        "plan_bytes": sum((folder / f"{graph}.plan").stat().st_size for graph in OPTIONS.graphs),
-        "export_s": export_s,
-        "build_s": build_s,
-        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "peak_bytes": after.ru_maxrss * 1024,
-        "builder": f"{built['plan_builder']} {built['plan_version']}",
-    }
+        "model": name, "weight_bytes": weights.stat().st_size,
+        "plan_bytes": sum((folder / f"{graph}.plan").stat().st_size for graph in OPTIONS.graphs), "export_s": export_s,
+        "build_s": build_s, "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "peak_bytes": after.ru_maxrss * 1024, "builder": f"{built['plan_builder']} {built['plan_version']}",
+    }  # fmt: skip
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:

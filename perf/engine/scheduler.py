@@ -111,14 +111,10 @@ def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
         if mode != "mixed" and engine.num_iterations > MAX_SEQ_LEN - 64:
             break
     return {
-        "mode": mode,
-        "running": num_running,
-        "steps": len(steps),
-        "step_ms": 1e3 * statistics.median(steps),
-        "step_p95_ms": 1e3 * float(np.quantile(steps, 0.95)),
-        "step_mean_ms": 1e3 * statistics.fmean(steps),
+        "mode": mode, "running": num_running, "steps": len(steps), "step_ms": 1e3 * statistics.median(steps),
+        "step_p95_ms": 1e3 * float(np.quantile(steps, 0.95)), "step_mean_ms": 1e3 * statistics.fmean(steps),
         "add_request_us": 1e6 * statistics.median(adds),
-    }
+    }  # fmt: skip
 
 
 def measure_overhead(directory: Path) -> dict[str, Any]:
@@ -132,13 +128,9 @@ def measure_overhead(directory: Path) -> dict[str, Any]:
     total = run_once(engine, workload, np.random.default_rng(0)).total
     graphs = session.seconds.total()
     return {
-        "workload": asdict(workload),
-        "steps": engine.num_iterations - first,
-        "total_s": total,
-        "graphs_s": graphs,
-        "outside_s": total - graphs,
-        "outside_fraction": 1 - graphs / total,
-    }
+        "workload": asdict(workload), "steps": engine.num_iterations - first, "total_s": total, "graphs_s": graphs,
+        "outside_s": total - graphs, "outside_fraction": 1 - graphs / total,
+    }  # fmt: skip
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -151,14 +143,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 COLUMNS = (
-    ("mode", "mode", "<8"),
-    ("running", "running", ">8"),
-    ("step ms", "step_ms", ">9.3f"),
-    ("p95 ms", "step_p95_ms", ">9.3f"),
-    ("mean ms", "step_mean_ms", ">9.3f"),
-    ("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"),
-    ("add µs", "add_request_us", ">8.0f"),
-)
+    ("mode", "mode", "<8"), ("running", "running", ">8"), ("step ms", "step_ms", ">9.3f"),
+    ("p95 ms", "step_p95_ms", ">9.3f"), ("mean ms", "step_mean_ms", ">9.3f"),
+    ("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"), ("add µs", "add_request_us", ">8.0f"),
+)  # fmt: skip
 
 
 def table(report: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ Bytes of the cache are those that are allocated: pages and the rule's state.
 """
 
 import argparse
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,17 +91,11 @@ def serve_group(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> t
     """Serve ``prompts``, all there from the start; returns times and the most sequences that ran in a step."""
     times, most = PhaseTimes(), 0
     batch = Batch(engine, prompts.tolist(), output_tokens)
-    before = batch.begun
     while engine.has_unfinished():
         running = len(engine.scheduler.running)  # those of the last step that go on
         count = batch.step()
-        now = time.perf_counter()
-        times.add_step(now - before, engine.statistics.num_context_tokens > 0, [0] * count)
+        times.lap(engine.statistics.num_context_tokens > 0, [0] * count, bool(batch.tokens[0]))
         most = max(most, running)
-        if batch.tokens[0] and not times.ttft_s:
-            times.ttft_s = now - batch.begun
-        before = now
-    times.total_s = before - batch.begun
     return times, most
 
 

@@ -70,12 +70,9 @@ def ask(parts: Parts, questions: Questions, args: argparse.Namespace) -> Cell:
     """Return the answers of a tiny model."""
     slug = parts.label.replace(", ", "-").replace(" + ", "-").replace(" ", "-")
     options = BuildOptions(
-        dtype="bfloat16",
-        max_num_seqs=16,
-        max_seq_len=TOKENS + MAX_ANSWER_TOKENS,
-        kv_dtype=parts.kv_dtype,
+        dtype="bfloat16", max_num_seqs=16, max_seq_len=TOKENS + MAX_ANSWER_TOKENS, kv_dtype=parts.kv_dtype,
         kv_policy=args.rule if parts.evicts else "full",
-    )
+    )  # fmt: skip
     rule = args.rule.replace(":", "-").replace(",", "-").replace("=", "") if parts.evicts else "full"
     engine = args.work / f"composition-{slug}-{rule}"
     return questions.ask(cached_engine(engine, STUDENT_DIR if parts.has_cut else TEACHER_DIR, options))

@@ -35,16 +35,11 @@ class Mechanism:
 
 
 MECHANISMS = (
-    Mechanism("full, bf16"),
-    Mechanism("cut 16", cut=True),
-    Mechanism("cut 16, 4-way AcrossKV", cut=True, group_size=4),
-    Mechanism("fp8", kv_dtype="fp8"),
-    Mechanism("int4", kv_dtype="int4"),
-    Mechanism("kivi2", kv_dtype="kivi2"),
-    Mechanism("ShadowKV", policy="shadowkv"),
-    Mechanism("eviction to 2048", policy="snapkv:budget=2048"),
+    Mechanism("full, bf16"), Mechanism("cut 16", cut=True), Mechanism("cut 16, 4-way AcrossKV", cut=True, group_size=4),
+    Mechanism("fp8", kv_dtype="fp8"), Mechanism("int4", kv_dtype="int4"), Mechanism("kivi2", kv_dtype="kivi2"),
+    Mechanism("ShadowKV", policy="shadowkv"), Mechanism("eviction to 2048", policy="snapkv:budget=2048"),
     Mechanism("cut 16, 4-way, kivi2", cut=True, group_size=4, kv_dtype="kivi2"),
-)
+)  # fmt: skip
 
 
 def make() -> Report:

@@ -43,16 +43,10 @@ def make_config(num_slots: int, page_size: int, prefix_cache: bool = False) -> R
     """Return the limits of an engine whose cache holds ``num_slots`` tokens, and nothing else binds."""
     num_pages = num_slots // page_size
     return RuntimeConfig(
-        num_pages=num_pages,
-        page_size=page_size,
-        max_num_seqs=min(num_pages, 1024),
-        max_num_tokens=8192,
-        max_seq_len=MAX_SEQ_LEN,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-        enable_prefix_cache=prefix_cache,
+        num_pages=num_pages, page_size=page_size, max_num_seqs=min(num_pages, 1024), max_num_tokens=8192,
+        max_seq_len=MAX_SEQ_LEN, vocab_size=VOCAB_SIZE, eos_token_ids=(), enable_prefix_cache=prefix_cache,
         max_num_survivors=8192,
-    )
+    )  # fmt: skip
 
 
 def make_sequence(index: int, prompt: np.ndarray, num_output: int) -> Running:

@@ -161,18 +161,11 @@ def bench_variant(
         many = run_requests(greedy, runtime, case)
         rate = case.requests * case.length / many.total
         yield {
-            "variant": name,
-            **asdict(case),
-            "total_s": many.total,
-            "combined_tok_s": rate,
-            "normalized_tflops": costs.normalized_tflops(base, rate),
-            "ttft_s": single.first_token,
-            "tpot_s": single.per_token,
-            "loaded_ttft_s": many.first_token,
-            "loaded_tpot_s": many.per_token,
-            "kv_bytes_per_token": manifest.kv_bytes_per_token,
-            **floors(manifest, case, rates),
-        }
+            "variant": name, **asdict(case), "total_s": many.total, "combined_tok_s": rate,
+            "normalized_tflops": costs.normalized_tflops(base, rate), "ttft_s": single.first_token,
+            "tpot_s": single.per_token, "loaded_ttft_s": many.first_token, "loaded_tpot_s": many.per_token,
+            "kv_bytes_per_token": manifest.kv_bytes_per_token, **floors(manifest, case, rates),
+        }  # fmt: skip
         del pools, greedy
         if device == "cuda":
             torch.cuda.empty_cache()

@@ -27,13 +27,9 @@ def gpu_parser(
     kept = [work(Path(tempfile.gettempdir()) / f"kvforge-{name}", "compiled graphs, kept")] if has_work else []
     device = option("--device", choices=("cuda", "cpu"), default="cuda")
     return make_parser(
-        doc,
-        device,
-        flag("--tiny", f"a tiny model, short {lengths}"),
-        *kept,
-        place("--json", told, default=at),
+        doc, device, flag("--tiny", f"a tiny model, short {lengths}"), *kept, place("--json", told, default=at),
         *options,
-    )
+    )  # fmt: skip
 
 
 def parse_checked(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:

@@ -33,14 +33,9 @@ COMPLETE = "complete"
 """The file that says of which sources, and for which machine, the graphs in its folder were compiled."""
 
 TINY: dict[str, Any] = {
-    **LLAMA_8B,
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+    **LLAMA_8B, "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,18 +119,10 @@ def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0)
 def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
     """Return the manifest of an engine that lies in memory only."""
     return Manifest(
-        schema_version=SCHEMA_VERSION,
-        kvforge_version=__version__,
-        target=options.target,
-        isa=(),
-        torch_version=torch.__version__,
-        **manifest_fields(config, options),
-        num_parameters=num_parameters(config),
-        weights_file_bytes=0,
-        checkpoint_sha256="",
-        operators={},
-        files={},
-    )
+        schema_version=SCHEMA_VERSION, kvforge_version=__version__, target=options.target, isa=(),
+        torch_version=torch.__version__, **manifest_fields(config, options), num_parameters=num_parameters(config),
+        weights_file_bytes=0, checkpoint_sha256="", operators={}, files={},
+    )  # fmt: skip
 
 
 def open_session(manifest: Manifest, weights: dict[str, Tensor], folder: Path) -> CudaSession | CpuSession:

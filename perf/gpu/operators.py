@@ -56,13 +56,9 @@ def row(case: str, seconds: float, flops: float, num_bytes: float, rates: dict[s
     """Return a row with its floor and the share of it that was reached."""
     floor = max(flops / rates["bf16_gemm_flops_per_s"], num_bytes / rates["copy_bytes_per_s"])
     return {
-        "case": case,
-        "kvforge_s": seconds,
-        "floor_s": floor,
-        "share_of_floor": floor / seconds,
-        "tflops": flops / seconds / 1e12,
-        "gb_per_s": num_bytes / seconds / 1e9,
-    }
+        "case": case, "kvforge_s": seconds, "floor_s": floor, "share_of_floor": floor / seconds,
+        "tflops": flops / seconds / 1e12, "gb_per_s": num_bytes / seconds / 1e9,
+    }  # fmt: skip
 
 
 COLUMNS = (

@@ -86,18 +86,12 @@ def bench_engine(
             times, measured = decode.seconds(options.steps, wanted, lambda: synchronize(device))
             step, formula = statistics.median(times), kept(manifest, load)
             yield {
-                "engine": name,
-                **asdict(load),
-                "hit_rate": wanted,
-                "measured_hit_rate": measured,
-                "step_s": step,
-                "tok_s": load.batch / step,
-                "floor_s": floor_s(manifest, load, wanted, rates),
+                "engine": name, **asdict(load), "hit_rate": wanted, "measured_hit_rate": measured, "step_s": step,
+                "tok_s": load.batch / step, "floor_s": floor_s(manifest, load, wanted, rates),
                 "device_cache_bytes": device_bytes(manifest, decode.pools),
-                "host_cache_bytes": host_bytes(manifest, decode.pools[:1]),
-                "formula_device_bytes": formula[0],
+                "host_cache_bytes": host_bytes(manifest, decode.pools[:1]), "formula_device_bytes": formula[0],
                 "formula_host_bytes": formula[1],
-            }
+            }  # fmt: skip
         del decode
         if isinstance(session, CudaSession):
             torch.cuda.empty_cache()

@@ -69,16 +69,10 @@ class Sizes:
 
 
 TINY = Sizes(
-    at_once=4,
-    max_tokens=8,
-    few=2,
-    many=2,
-    num_parts=2,
-    probe_steps=1,
-    most_steps=4,
+    at_once=4, max_tokens=8, few=2, many=2, num_parts=2, probe_steps=1, most_steps=4,
     calibration=replace(CALIBRATION, num_samples=2, num_tokens=32),
     distill=replace(DISTILL, length=64, batch_size=2, micro_batch=2),
-)
+)  # fmt: skip
 
 
 class Run:
@@ -90,12 +84,9 @@ class Run:
         self.work.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + options.seconds
         self.report: dict[str, Any] = {
-            **begin_gpu_report("perf.gpu.student", arguments),
-            "machine": device_name(options.device),
-            "model": files.checkpoint.name,
-            "stages": [],
-            "curve": read_json(self.work / "curve.json", []),
-        }
+            **begin_gpu_report("perf.gpu.student", arguments), "machine": device_name(options.device),
+            "model": files.checkpoint.name, "stages": [], "curve": read_json(self.work / "curve.json", []),
+        }  # fmt: skip
         self.rewired = self.work / "rewired"
 
     @contextmanager

@@ -117,13 +117,9 @@ def compile_one(dtype: str, tuning: Tuning, which: int, file: Path) -> dict[str,
     except (PluginError, RuntimeError, AssertionError) as error:  # the latter are Triton's own
         return {"key": key_of(spec), "refused": str(error).splitlines()[0][:160]}
     return {
-        "key": key_of(spec),
-        "file": file.name,
-        "entry": compiled.entry,
-        "num_threads": compiled.num_threads,
-        "shared_bytes": compiled.shared_bytes,
-        **assemble(compiled.ptx, file),
-    }
+        "key": key_of(spec), "file": file.name, "entry": compiled.entry, "num_threads": compiled.num_threads,
+        "shared_bytes": compiled.shared_bytes, **assemble(compiled.ptx, file),
+    }  # fmt: skip
 
 
 def assemble(ptx: str, file: Path) -> dict[str, int]:

@@ -30,7 +30,7 @@ from perf.harness.options import (
     seed,
     several,
     work,
-)  # fmt: skip
+)
 from perf.harness.tables import Row, columns_table, interval, spread, text_table
 
 __all__ = [

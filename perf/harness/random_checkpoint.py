@@ -20,107 +20,47 @@ from model_defs.weights import weight_specs
 from perf.harness.command import make_parser
 
 LLAMA_213M: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 16384,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 16384, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 LLAMA_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072 + 1024,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072 + 1024, "rope_theta": 500000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 """Llama-3.1-8B's, without its scaled rotations and special tokens."""
 
 QWEN3_30B_A3B: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True, "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
 """Qwen3-30B-A3B's; an eighth of it has 6 layers."""
 
 GEMMA4_E2B: dict[str, Any] = {
-    "model_type": "gemma4_text",
-    "vocab_size": 262144,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size": 1536,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 35,
-    "num_kv_shared_layers": 20,
-    "use_double_wide_mlp": True,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "hidden_size_per_layer_input": 256,
-    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
-    "sliding_window": 512,
-    "final_logit_softcapping": 30.0,
-    "max_position_embeddings": 131072,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
+    "model_type": "gemma4_text", "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "hidden_size": 1536,
+    "intermediate_size": 6144, "num_hidden_layers": 35, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256, "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "sliding_window": 512, "final_logit_softcapping": 30.0, "max_position_embeddings": 131072,
+    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
 """The text model of Gemma 4 E2B; most of its parameters are the tables that its token ids look up."""
 
 DEEPSEEK_V2_LITE: dict[str, Any] = {
-    "model_type": "deepseek_v2",
-    "vocab_size": 102400,
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "n_shared_experts": 2,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000,
+    "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,
+    "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16, "n_shared_experts": 2,
+    "n_routed_experts": 64, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "max_position_embeddings": 163840, "rope_theta": 10000,
     "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
+        "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 0.707, "mscale_all_dim": 0.707,
     },
-}
+}  # fmt: skip
 """DeepSeek-V2-Lite's; 2 of its layers, one of them dense, are 7% of its parameters."""
 
 

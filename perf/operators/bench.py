@@ -62,12 +62,9 @@ def measure(operator: str, benchmark: Benchmark, rates: dict[str, float], second
     times = {column: best_ms(run, seconds) for column, run in benchmark.runs.items()}
     floor_ms = benchmark.floor_ms(rates)
     return {
-        "operator": operator,
-        "case": benchmark.case,
-        **times,
-        "floor_ms": floor_ms,
+        "operator": operator, "case": benchmark.case, **times, "floor_ms": floor_ms,
         "floor_share": floor_ms / times["kvforge_ms"],
-    }
+    }  # fmt: skip
 
 
 WORDS = ", ".join(sorted({word for _, m in modules("bench") for word, _ in m.benchmarks(["same"])}))
@@ -104,13 +101,10 @@ def main() -> int:
     if options.json:
         machine = {"arch": platform.machine(), "threads": options.threads}
         report = {
-            "command": shlex.join(["python", "-m", "perf.operators.bench", *sys.argv[1:]]),
-            "note": options.note,
+            "command": shlex.join(["python", "-m", "perf.operators.bench", *sys.argv[1:]]), "note": options.note,
             "machine": machine | {"clock": _clock.__name__, "torch": torch.__version__},
-            "load_average": [before, os.getloadavg()[0]],
-            "rates": rates,
-            "results": results,
-        }
+            "load_average": [before, os.getloadavg()[0]], "rates": rates, "results": results,
+        }  # fmt: skip
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=0) + "\n")
     return 0

@@ -50,7 +50,7 @@ from perf.peers.systems import (
     VLLM,
     WORK,
     prepare_commands,
-)
+)  # fmt: skip
 from perf.peers.tables import check_table, markdown, plot, workload_table
 
 NAMES = [*EVERY_VARIANT, *PEERS]

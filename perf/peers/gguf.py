@@ -62,12 +62,8 @@ def compare(file: Path, args: argparse.Namespace) -> dict[str, Any]:
     texts = odd_texts(args.num_texts, args.seed, special)
     prompts = [tokenizer.encode(text).ids for text in PROMPTS] if args.logits else []
     asked = {
-        "file": str(file),
-        "texts": texts,
-        "prompts": prompts,
-        "greedy": prompts,
-        "output_tokens": args.output_tokens,
-    }
+        "file": str(file), "texts": texts, "prompts": prompts, "greedy": prompts, "output_tokens": args.output_tokens,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "float32.gguf"
         theirs = asked_of_llama(args.llama_python, {**asked, "as_float32": str(copy) if args.tensors else ""})

@@ -6,7 +6,6 @@ Its own defaults but for threads, of which there is one for each core: a cache i
 import ctypes
 import os
 import sys
-import time
 
 import llama_cpp
 import numpy as np
@@ -79,24 +78,16 @@ def load() -> Run:
 
 def timed(sequences: Sequences, prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
     """Compute one prompt after the other, then a token of every sequence in each step."""
-    times = PhaseTimes()
-    input_tokens = prompts.shape[1]
-    start = before = time.perf_counter()
+    input_tokens, times = prompts.shape[1], PhaseTimes()
     for sequence, prompt in enumerate(prompts.tolist()):
         rows = [(sequence, index, token, index == input_tokens - 1) for index, token in enumerate(prompt)]
         for first in range(0, input_tokens, MAX_NUM_TOKENS):
             times.first_tokens += sequences.decode(rows[first : first + MAX_NUM_TOKENS])
-            now = time.perf_counter()
-            times.add_step(now - before, True, [])
-            before = now
-        times.ttft_s = times.ttft_s or before - start
+            times.lap(True, is_first=first + MAX_NUM_TOKENS >= input_tokens)
     tokens = times.first_tokens
     for position in range(input_tokens, input_tokens + output_tokens - 1):
         tokens = sequences.decode([(sequence, position, token, True) for sequence, token in enumerate(tokens)])
-        now = time.perf_counter()
-        times.add_step(now - before, False, [position + 1] * len(tokens))
-        before = now
-    times.total_s = before - start
+        times.lap(False, [position + 1] * len(tokens))
     return times
 
 

@@ -5,7 +5,6 @@ Compute and KV cache in bf16 where the CPU has it for OpenVINO, else in f32, its
 
 import itertools
 import sys
-import time
 
 import numpy as np
 import openvino as ov
@@ -26,12 +25,11 @@ def load() -> Run:
     ids = itertools.count()
 
     def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
-        times = PhaseTimes()
         config = genai.GenerationConfig()
         config.ignore_eos, config.do_sample = True, False
         config.max_new_tokens = config.min_new_tokens = output_tokens
         tensors = [ov.Tensor(prompt[None]) for prompt in prompts]
-        start = before = time.perf_counter()
+        times = PhaseTimes()
         handles = [pipe.add_request(next(ids), tensor, config) for tensor in tensors]
         num_outputs = [0] * len(handles)
         while pipe.has_non_finished_requests():
@@ -43,12 +41,7 @@ def load() -> Run:
                     contexts.append(prompts.shape[1] + num_outputs[index])
                 if num_outputs[index] or handle.can_read():
                     num_outputs[index] += 1
-            now = time.perf_counter()
-            times.add_step(now - before, has_prompt, contexts)
-            if num_outputs[0] and not times.ttft_s:
-                times.ttft_s = now - start
-            before = now
-        times.total_s = before - start
+            times.lap(has_prompt, contexts, num_outputs[0] > 0)
         for handle in handles:
             (result,) = handle.read_all()
             if len(result.generated_ids) != output_tokens:

@@ -21,7 +21,7 @@ from perf.peers.systems import (
     OPENVINO_INT8,
     TRANSFORMERS,
     VLLM,
-)
+)  # fmt: skip
 
 Line = dict[str, Any]
 """A run: round, workload, system, combined_tok_s, the fields of ``PhaseTimes``, and where the system's work is known

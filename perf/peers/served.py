@@ -33,23 +33,12 @@ from kvforge.remote.server import RemoteServer
 from perf.harness import files
 from perf.harness.command import begin_report, make_parser, run_main
 from perf.harness.engines import ROOT, WORKLOADS
-from perf.harness.experiment import (
-    REUSE,
-    Row,
-    columns_table,
-    flag,
-    lengths,
-    number,
-    numbers,
-    option,
-    output,
-    place,
-    told,
-    work,
-)
+from perf.harness.experiment import told
 from perf.harness.files import append, read_lines
+from perf.harness.options import REUSE, flag, lengths, number, numbers, option, output, place, work
 from perf.harness.plots import panels
 from perf.harness.rounds import medians, turned
+from perf.harness.tables import Row, columns_table
 from perf.peers.systems import EVERY_VARIANT, NO_CUT, VLLM, WORK, prepare_commands
 
 START_TIMEOUT_S = 600.0

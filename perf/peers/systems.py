@@ -32,13 +32,9 @@ OPENVINO_INT4, LLAMA_CPP, VLLM = "OpenVINO GenAI, int4", "llama.cpp, Q4_0", "vLL
 LLAMA_CPP_FILE = "llama.cpp, the file"
 
 VARIANTS = {
-    NO_CUT: Variant(),
-    CUT: Variant(8),
-    CUT_4WAY: Variant(8, 4),
-    NO_CUT_INT8: Variant(weight_dtype="int8"),
-    f"{CUT}, int8": Variant(8, weight_dtype="int8"),
-    CUT_4WAY_INT8: Variant(8, 4, weight_dtype="int8"),
-}
+    NO_CUT: Variant(), CUT: Variant(8), CUT_4WAY: Variant(8, 4), NO_CUT_INT8: Variant(weight_dtype="int8"),
+    f"{CUT}, int8": Variant(8, weight_dtype="int8"), CUT_4WAY_INT8: Variant(8, 4, weight_dtype="int8"),
+}  # fmt: skip
 INT4_VARIANTS = {
     NO_CUT_INT4: Variant(weight_dtype="int4"),
     CUT_4WAY_INT4: Variant(8, 4, weight_dtype="int4"),
@@ -51,14 +47,11 @@ KV_VARIANTS = {
     CUT_4WAY_INT4_KV: Variant(8, 4, kv_dtype="int4"),
 }
 PEERS = {
-    TRANSFORMERS: ("transformers_worker", "transformers"),
-    OPENVINO: ("openvino_worker", "openvino"),
-    OPENVINO_INT8: ("openvino_worker", "openvino-int8"),
-    OPENVINO_INT4: ("openvino_worker", "openvino-int4"),
-    LLAMA_CPP: ("llama_worker", LLAMA_Q4),
-    LLAMA_CPP_FILE: ("llama_worker", LLAMA_FILE),
+    TRANSFORMERS: ("transformers_worker", "transformers"), OPENVINO: ("openvino_worker", "openvino"),
+    OPENVINO_INT8: ("openvino_worker", "openvino-int8"), OPENVINO_INT4: ("openvino_worker", "openvino-int4"),
+    LLAMA_CPP: ("llama_worker", LLAMA_Q4), LLAMA_CPP_FILE: ("llama_worker", LLAMA_FILE),
     VLLM: ("vllm_worker", "transformers"),
-}
+}  # fmt: skip
 """Name to the worker's module and the name of its model in ``prepare_peer``."""
 
 SAME_WORK = {

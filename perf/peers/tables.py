@@ -15,7 +15,7 @@ from perf.peers.systems import (
     OPENVINO_INT4,
     PEERS,
     VLLM,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,7 +1,6 @@
 """Hugging Face transformers, one batch, bf16: PEERS_PYTHON -m perf.peers.transformers_worker MODEL."""
 
 import sys
-import time
 
 import numpy as np
 import torch
@@ -16,22 +15,16 @@ def load() -> Run:
 
     @torch.inference_mode()
     def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
-        times = PhaseTimes()
         requests, input_tokens = prompts.shape
         ids = torch.from_numpy(prompts)
-        start = before = time.perf_counter()
+        times = PhaseTimes()
         out = model(ids, use_cache=True, logits_to_keep=1)
         cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
         times.first_tokens = token[:, 0].tolist()
-        now = time.perf_counter()
-        times.ttft_s = now - start
-        times.add_step(now - before, True, [])
+        times.lap(True, is_first=True)
         for step in range(1, output_tokens):
-            before = now
             token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
-            now = time.perf_counter()
-            times.add_step(now - before, False, [input_tokens + step] * requests)
-        times.total_s = now - start
+            times.lap(False, [input_tokens + step] * requests)
         return times
 
     run(np.full((1, 64), 3), 2)

@@ -35,12 +35,9 @@ def worker_command(work: Path, python: str, name: str, dtype: str) -> list[str]:
     family = families()[LLAMA_213M["model_type"]]
     architecture = family.architecture if variant.cut is None else family.swiftkv_architecture
     arguments = {
-        "dtype": dtype,
-        "enforce_eager": name == EAGER,
-        "kv_sharing_fast_prefill": variant.cut is not None,
-        "hf_overrides": {"architectures": [architecture]},
-        "skip_tokenizer_init": True,
-    }
+        "dtype": dtype, "enforce_eager": name == EAGER, "kv_sharing_fast_prefill": variant.cut is not None,
+        "hf_overrides": {"architectures": [architecture]}, "skip_tokenizer_init": True,
+    }  # fmt: skip
     checkpoint = checkpoint_of(work, variant)
     if variant.cut is not None:
         arguments["compilation_config"] = UNCOMPILED
@@ -77,13 +74,9 @@ def row_of(length: int, name: str, by_name: dict[str, list[float]]) -> dict[str,
     }
     medians = {of: statistics.median(values) for of, values in ratios.items()}
     return {
-        "input_tokens": length,
-        "system": name,
-        "seconds": statistics.median(by_name[name]),
-        "ratio": medians,
-        "ratios": ratios,
-        "all_seconds": by_name[name],
-    }
+        "input_tokens": length, "system": name, "seconds": statistics.median(by_name[name]), "ratio": medians,
+        "ratios": ratios, "all_seconds": by_name[name],
+    }  # fmt: skip
 
 
 def of(name: str) -> Callable[[dict[str, Any]], str]:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import sys
-import time
 
 import numpy as np
 
@@ -24,23 +23,18 @@ def load() -> Run:
     with open(os.path.join(sys.argv[1], "config.json"), encoding="utf-8") as file:
         positions = json.load(file)["max_position_embeddings"]
     arguments = {
-        "dtype": "bfloat16",
-        "max_model_len": min(16384, positions),
-        "max_num_batched_tokens": 2048,
-        "max_num_seqs": 64,
-        "enable_prefix_caching": False,
-        "disable_log_stats": True,
-    }
+        "dtype": "bfloat16", "max_model_len": min(16384, positions), "max_num_batched_tokens": 2048, "max_num_seqs": 64,
+        "enable_prefix_caching": False, "disable_log_stats": True,
+    }  # fmt: skip
     llm = LLM(sys.argv[1], **{**arguments, **given})
     engine, ids = llm.llm_engine, itertools.count()
 
     def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
-        times = PhaseTimes()
         params = SamplingParams(
             temperature=0.0, max_tokens=output_tokens, min_tokens=output_tokens, ignore_eos=True, detokenize=False
         )
         names = [str(next(ids)) for _ in prompts]
-        start = before = time.perf_counter()
+        times = PhaseTimes()
         for name, prompt in zip(names, prompts, strict=True):
             engine.add_request(name, {"prompt_token_ids": prompt.tolist()}, params)
         outputs: dict[str, list[int]] = {name: [] for name in names}
@@ -52,12 +46,7 @@ def load() -> Run:
                 if outputs[output.request_id]:
                     contexts.append(prompts.shape[1] + len(tokens) - 1)
                 outputs[output.request_id] = tokens
-            now = time.perf_counter()
-            times.add_step(now - before, has_prompt, contexts)
-            if outputs[names[0]] and not times.ttft_s:
-                times.ttft_s = now - start
-            before = now
-        times.total_s = before - start
+            times.lap(has_prompt, contexts, bool(outputs[names[0]]))
         for tokens in outputs.values():
             if len(tokens) != output_tokens:
                 raise RuntimeError(f"{len(tokens)} of {output_tokens} tokens were generated")

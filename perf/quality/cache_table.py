@@ -16,7 +16,7 @@ from perf.quality.cache_codecs import (
     nvfp4,
     rotated,
     symmetric,
-)
+)  # fmt: skip
 
 HEAD, TOKEN = 0, -1
 """Numbers that share scales: those of a head, and those of all heads of a token."""
@@ -76,28 +76,16 @@ INT8 = partial(symmetric, largest=127)
 INT4, INT4_GROUPS = partial(symmetric, largest=7), partial(symmetric, largest=7, group=32)
 INT4_BETWEEN = partial(asymmetric, bits=4)
 FORMATS = {
-    "bf16": _both(lambda x: x.bfloat16().float(), 16),
-    "fp8": _both(e4m3, 8, 32),
-    "int8": _both(INT8, 8, 32),
+    "bf16": _both(lambda x: x.bfloat16().float(), 16), "fp8": _both(e4m3, 8, 32), "int8": _both(INT8, 8, 32),
     "int8 keys, int4 values rotated": CacheFormat(_always(INT8), _always(rotated(INT4)), 6, 32),
-    "int4": _both(INT4, 4, 32),
-    "int4, rotated": _both(rotated(INT4), 4, 32),
-    "int4 asymmetric": _both(INT4_BETWEEN, 4, 64),
-    "int4 asymmetric, rotated": _both(rotated(INT4_BETWEEN), 4, 64),
+    "int4": _both(INT4, 4, 32), "int4, rotated": _both(rotated(INT4), 4, 32),
+    "int4 asymmetric": _both(INT4_BETWEEN, 4, 64), "int4 asymmetric, rotated": _both(rotated(INT4_BETWEEN), 4, 64),
     "int4 groups of 32": _both(INT4_GROUPS, 4, 16, 32),
-    "int4 groups of 32, rotated": _both(rotated(INT4_GROUPS), 4, 16, 32),
-    "nvfp4": _both(nvfp4, 4, 8, 16),
-    "nvfp4, rotated": _both(rotated(nvfp4), 4, 8, 16),
-    "nuq4": _nuq(0.0),
-    "nuq4, 1% outliers": _nuq(0.01),
-    "KIVI-4": _kivi(4),
-    "KIVI-2": _kivi(2),
-    "KIVI-2, 64 exact": _kivi(2, 64),
-    "KIVI-2, 128 exact": _kivi(2, 128),
-    "KIVI-2, values rotated": _kivi(2, values_rotated=True),
-    "KIVI-2, fitted": _kivi(2, fitted=True),
-    "KIVI-2, fitted, 64 exact": _kivi(2, 64, fitted=True),
-    "KIVI-2, fitted, 128 exact": _kivi(2, 128, fitted=True),
+    "int4 groups of 32, rotated": _both(rotated(INT4_GROUPS), 4, 16, 32), "nvfp4": _both(nvfp4, 4, 8, 16),
+    "nvfp4, rotated": _both(rotated(nvfp4), 4, 8, 16), "nuq4": _nuq(0.0), "nuq4, 1% outliers": _nuq(0.01),
+    "KIVI-4": _kivi(4), "KIVI-2": _kivi(2), "KIVI-2, 64 exact": _kivi(2, 64), "KIVI-2, 128 exact": _kivi(2, 128),
+    "KIVI-2, values rotated": _kivi(2, values_rotated=True), "KIVI-2, fitted": _kivi(2, fitted=True),
+    "KIVI-2, fitted, 64 exact": _kivi(2, 64, fitted=True), "KIVI-2, fitted, 128 exact": _kivi(2, 128, fitted=True),
     "int2 groups of 32, rotated, fitted": _both(rotated(partial(asymmetric, bits=2, group=32, fitted=True)), 2, 32, 32),
     "int2 groups of 32, rotated": _both(rotated(partial(asymmetric, bits=2, group=32)), 2, 32, 32),
-}
+}  # fmt: skip

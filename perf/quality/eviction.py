@@ -16,15 +16,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.kv_policies import Need, parse, policies
+from kvforge.kv_policies import Need, policies
 from kvforge.kv_policies.eviction.policy import Eviction
-from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.engines import STUDENT_DIR, TEACHER_DIR
 from perf.harness.experiment import Experiment, Report, option, positive
 from perf.harness.plots import panels
-from perf.harness.policy_engines import with_parameters
+from perf.harness.policy_engines import Cell, Engines, cells_of
 from perf.harness.tables import markdown_table
 from perf.quality.answers import Questions
 from perf.quality.scores import AGAINST_FULL, against_full, asking, bars, task_columns
@@ -34,41 +33,18 @@ BUDGETS = (64, 128, 256, 512, 1024)
 RULES = sorted(name for name, policy in policies().items() if issubclass(policy, Eviction))
 
 
-def policy_of(rule: str, budget: int) -> str:
-    """Return the policy of a cell; RoCo's spread is an eighth of the budget."""
-    more = f",spread={budget // 8}" if rule == "roco" else ""
-    return f"{rule}:budget={budget}{more}"
-
-
-def engine_of(model: str, rule: str, budget: int | None, length: int, work: Path) -> Path:
-    """Return the engine of a cell, built or copied if it is not there yet."""
+def engines_of(model: str, length: int, work: Path) -> Engines:
+    """Return the engines of a model."""
     slug = model.replace(", ", "-").replace(" ", "-")
-    policy = rule if budget is None else policy_of(rule, budget)
-    knows_budget = budget is not None and policies()[rule]().insertion.views_pools
-    largest = policy if budget is None or knows_budget else policy_of(rule, max(BUDGETS))
-    options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=largest)
-    name = f"{slug}-{rule}-{length}" + (f"-own-{budget}" if knows_budget else "")
-    built = cached_engine(work / "engines" / name, MODELS[model], options)
-    if budget is None or knows_budget:
-        return built
-    return with_parameters(built, built.with_name(f"{built.name}-{budget}"), policy)
+    options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS)
+    return Engines(MODELS[model], options, work / "engines", f"{slug}-{length}-")
 
 
-def cells_of(models: list[str], rules: list[str], budgets: dict[str, list[int]]) -> list[tuple[str, str, int | None]]:
-    """Return (model, rule, budget), full attention of each model first; ``budgets`` are by model."""
-    cells: list[tuple[str, str, int | None]] = []
-    for model in models:
-        cells.append((model, "full", None))
-        for rule in rules:
-            if model != "no cut" and Need.ALL_QUERIES in policies()[rule]().needs:
-                continue
-            for budget in budgets[model]:
-                try:
-                    parse(policy_of(rule, budget))
-                except BuildError:
-                    continue  # less than it protects
-                cells.append((model, rule, budget))
-    return cells
+def grid_of(models: list[str], rules: list[str], budgets: dict[str, list[int]]) -> list[tuple[str, Cell]]:
+    """Return models and cells, full attention of each model first; ``budgets`` are by model."""
+    without_all = [rule for rule in rules if Need.ALL_QUERIES not in policies()[rule]().needs]
+    chosen = {model: rules if model == "no cut" else without_all for model in models}
+    return [(model, cell) for model in models for cell in cells_of(chosen[model], budgets[model])]
 
 
 def smallest(rows: list[dict[str, Any]]) -> dict[str, dict[str, int | None]]:
@@ -93,13 +69,13 @@ def measure(args: argparse.Namespace) -> Report:
     """Ask every engine."""
     questions, budgets = Questions.of(args), args.budget or list(BUDGETS)
     by_model = {model: budgets if model == "no cut" else args.cut_budget or budgets for model in MODELS}
-    cells = cells_of(args.model or list(MODELS), args.rule or RULES, by_model)
+    cells = grid_of(args.model or list(MODELS), args.rule or RULES, by_model)
     results: list[dict[str, Any]] = []
     with tqdm(cells, unit="engine", disable=None) as bar:
-        for model, rule, budget in bar:
-            bar.set_description(f"{model}, {rule} {budget or ''}")
-            engine = engine_of(model, rule, budget, args.length, args.work)
-            results.append({"model": model, "rule": rule, "budget": budget, **questions.ask(engine)})
+        for model, cell in bar:
+            bar.set_description(f"{model}, {cell.name} {cell.budget or ''}")
+            engine = engines_of(model, args.length, args.work).of(cell)
+            results.append({"model": model, "rule": cell.name, "budget": cell.budget, **questions.ask(engine)})
     rows = against_full(results, ("rule", "budget"))
     return {"prompt_tokens": args.length, "seed": args.seed, "smallest_budget": smallest(rows), "rows": rows}
 

@@ -38,7 +38,7 @@ from perf.quality.kv_prediction_models import (
     plain_engine,
     predicting_engine,
     predictor_of,
-)
+)  # fmt: skip
 from perf.quality.kv_prediction_report import columns, notes, plot, summarised
 from perf.quality.scores import TRAINED, asking, correct_of, too_few_seeds
 from perf.training.config import TINY_STUDENT

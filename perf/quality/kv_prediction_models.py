@@ -92,17 +92,10 @@ def predictor_of(predictor: Predictor, work: Path) -> Path:
             loop, early_exit=False, max_steps=predictor.steps, seed=predictor.seed, checkpoint_every=10
         )
     train_predictor(
-        TEACHER_DIR,
-        auxiliary_of(predictor.is_independent, work),
-        output,
-        samples,
-        PredictConfig(loop),
-        DataSettings(loop.length),
-        FitOptions(num_tokens=256),
-        layers=predictor.reads,
-        work=work / "runs" / predictor.slug,
-        progress=False,
-    )
+        TEACHER_DIR, auxiliary_of(predictor.is_independent, work), output, samples, PredictConfig(loop),
+        DataSettings(loop.length), FitOptions(num_tokens=256), layers=predictor.reads,
+        work=work / "runs" / predictor.slug, progress=False,
+    )  # fmt: skip
     return output
 
 

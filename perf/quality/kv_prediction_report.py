@@ -29,14 +29,9 @@ def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
         row["tasks"] = {task: mean(each["tasks"][task] for each in found) for task in row["tasks"]}
         versus = _mean([each["difference"] for each in apart], "difference", -1)
     return {
-        **row,
-        "kind": cell["kind"],
-        "by_seed": [each["accuracy"] for each in found],
-        "versus_teacher": versus,
-        "flops": cell["flops"],
-        "flops_share": cell["flops"] / teacher["flops"],
-        "first_token_s": cell["first_token_s"],
-    }
+        **row, "kind": cell["kind"], "by_seed": [each["accuracy"] for each in found], "versus_teacher": versus,
+        "flops": cell["flops"], "flops_share": cell["flops"] / teacher["flops"], "first_token_s": cell["first_token_s"],
+    }  # fmt: skip
 
 
 def summarised(cells: dict[str, Any]) -> dict[str, dict[str, Any]]:

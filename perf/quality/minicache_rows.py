@@ -79,15 +79,11 @@ def _shared(init: str, seed: int | None = None) -> Row:
 TEACHER = Row("no cut, own caches", "teacher")
 MINICACHE = _merged("MiniCache, t 0.6, gamma 0.05")
 MERGED = (
-    MINICACHE,
-    _merged("MiniCache, gamma 0", retention=0.0),
-    _merged("MiniCache, t 0.5", 0.5),
-    _merged("MiniCache, t 0.4", 0.4),
-    _merged("MiniCache, t 0.8", 0.8),
-    _merged("MiniCache, t 1: the lower layer's direction", 1.0),
-    _merged("MiniCache, gamma 0.5", retention=0.5),
+    MINICACHE, _merged("MiniCache, gamma 0", retention=0.0), _merged("MiniCache, t 0.5", 0.5),
+    _merged("MiniCache, t 0.4", 0.4), _merged("MiniCache, t 0.8", 0.8),
+    _merged("MiniCache, t 1: the lower layer's direction", 1.0), _merged("MiniCache, gamma 0.5", retention=0.5),
     Row("mean of each pair", "averaged", (0.5, 0.0, True)),
-)
+)  # fmt: skip
 UNTRAINED = tuple(map(_shared, INITS))
 TRAINED = {init: tuple(map(partial(_shared, init), SEEDS)) for init in TRAINED_INITS}
 ROWS = (TEACHER, *MERGED, *UNTRAINED, *(row for seed in zip(*TRAINED.values(), strict=True) for row in seed))

@@ -67,15 +67,8 @@ DEEP = Variant("cut 1", 1)
 DEEP_ACROSS = Variant("cut 1, 4-way", 1, 4)
 
 REDUCTION = (
-    TEACHER,
-    Variant("cut 6", 6),
-    HALF,
-    Variant("cut 3", 3),
-    DEEP,
-    Variant("cut 4, 2-way", 4, 2),
-    ACROSS,
-    DEEP_ACROSS,
-)
+    TEACHER, Variant("cut 6", 6), HALF, Variant("cut 3", 3), DEEP, Variant("cut 4, 2-way", 4, 2), ACROSS, DEEP_ACROSS,
+)  # fmt: skip
 """As the paper's Table 2: prefill reduction and AcrossKV, distilled."""
 
 RECOVERY = tuple(

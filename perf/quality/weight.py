@@ -34,13 +34,9 @@ MODELS = {"no cut": TEACHER_DIR, "cut, 2-way": STUDENT_DIR}
 PLAIN = "bfloat16"
 Rounding = Callable[[Path, Path], Path]
 QUANTIZED: dict[str, tuple[str, Rounding | None]] = {
-    "int8": ("int8", None),
-    "int4_largest": ("int4", by_largest),
-    "int4": ("int4", None),
-    "int4_scales": ("int4_scales", None),
-    "int4_zeros": ("int4_zeros", None),
-    "int4_inputs": ("int4", by_inputs),
-}
+    "int8": ("int8", None), "int4_largest": ("int4", by_largest), "int4": ("int4", None),
+    "int4_scales": ("int4_scales", None), "int4_zeros": ("int4_zeros", None), "int4_inputs": ("int4", by_inputs),
+}  # fmt: skip
 """Of each row the engine's weight dtype, and what rounds the checkpoint where the engine does not."""
 
 

@@ -94,14 +94,10 @@ def row_of(name: str, given: Given, reference: Answers, tokens: Sequence[Sequenc
     hits = [sum(map(int.__eq__, ours, theirs)) for ours, theirs in zip(best, reference.tokens, strict=True)]
     moved = torch.cat(moves)
     return {
-        "name": name,
-        "num_answers": len(hits),
-        "num_tokens": len(moved),
-        "same": len(hits) - len(gaps),
+        "name": name, "num_answers": len(hits), "num_tokens": len(moved), "same": len(hits) - len(gaps),
         "agreement": asdict(bootstrap_interval(hits, [len(theirs) for theirs in reference.tokens])),
-        "gap": _spread(torch.tensor(gaps), 0.5),
-        "moved": _spread(moved, 0.5, 0.999),
-    }
+        "gap": _spread(torch.tensor(gaps), 0.5), "moved": _spread(moved, 0.5, 0.999),
+    }  # fmt: skip
 
 
 def _spread(values: Tensor, *levels: float) -> list[float]:

@@ -18,20 +18,10 @@ from tqdm import tqdm
 from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.run import EvalOptions, run_evaluation
 from kvforge.manifest import load_manifest
-from perf.harness.experiment import (
-    Experiment,
-    Report,
-    Row,
-    columns_table,
-    interval,
-    named,
-    number,
-    option,
-    output,
-    place,
-    told,
-)
+from perf.harness.experiment import Experiment, Report, told
+from perf.harness.options import named, number, option, output, place
 from perf.harness.plots import panels
+from perf.harness.tables import Row, columns_table, interval
 
 
 def measure(name: str, engine: Path, teacher: Path, text: Path, num: int, length: int) -> dict[str, Any]:

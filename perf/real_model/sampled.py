@@ -44,16 +44,9 @@ def draw_answers(
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     torch.manual_seed(seed)
     found = model.generate(
-        ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        do_sample=True,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=0,
-        max_new_tokens=max_tokens,
-        pad_token_id=ends[0],
-        eos_token_id=list(ends),
-    )
+        ids.to(model.device), attention_mask=mask.to(model.device), do_sample=True, temperature=temperature,
+        top_p=top_p, top_k=0, max_new_tokens=max_tokens, pad_token_id=ends[0], eos_token_id=list(ends),
+    )  # fmt: skip
     return [_until(row, ends) for row in found[:, longest:].tolist()]
 
 

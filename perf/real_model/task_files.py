@@ -115,33 +115,17 @@ def _subject(path: Path) -> str:
 
 
 FILES: Mapping[str, tuple[str, Callable[[Path], Rows], str, str]] = {
-    "arc_challenge": (
-        "RepE-Replication/data/arc_challenge.jsonl",
-        arc_challenge,
-        "arc/arc_challenge.yaml",
-        "acc_norm",
-    ),
+    "arc_challenge": ("RepE-Replication/data/arc_challenge.jsonl", arc_challenge, "arc/arc_challenge.yaml", "acc_norm"),
     "openbookqa": (
-        "truthfulqa_experiments/datasets/openbookqa.jsonl",
-        openbookqa,
-        "openbookqa/openbookqa.yaml",
-        "acc_norm",
+        "truthfulqa_experiments/datasets/openbookqa.jsonl", openbookqa, "openbookqa/openbookqa.yaml", "acc_norm",
     ),
     "piqa": ("llm-eval/data/piqa.jsonl", piqa, "piqa/piqa.yaml", "acc_norm"),
     "truthfulqa_mc2": (
-        "truthfulqa_experiments/datasets/TruthfulQA.csv",
-        truthfulqa_mc2,
-        "truthfulqa/truthfulqa_mc2.yaml",
-        "acc",
+        "truthfulqa_experiments/datasets/TruthfulQA.csv", truthfulqa_mc2, "truthfulqa/truthfulqa_mc2.yaml", "acc",
     ),
-    "hellaswag": (
-        "hellaswag_text_data/hellaswag_val_full.txt.bz2",
-        hellaswag,
-        "hellaswag/hellaswag.yaml",
-        "acc_norm",
-    ),
+    "hellaswag": ("hellaswag_text_data/hellaswag_val_full.txt.bz2", hellaswag, "hellaswag/hellaswag.yaml", "acc_norm"),
     "winogrande": ("FedLS/dataset/winogrande/test.json", winogrande, "winogrande/default.yaml", "acc"),
-}
+}  # fmt: skip
 """Benchmark to its file, what reads it, the harness's definition, and the metric."""
 MMLU = "MLILAB-FedLLM/data/mmlu"
 
@@ -156,18 +140,11 @@ def write_task(name: str, definition: str, rows: dict[str, Rows], folder: Path) 
         files[split] = str(folder / f"{name}-{split}.jsonl")
         Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
     task = {
-        "include": str(Path(lm_eval.__file__).parent / "tasks" / definition),
-        "task": f"local_{name}",
-        "tag": None,
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": files},
-        "training_split": None,
-        "validation_split": None,
-        "test_split": "test",
-        "fewshot_split": "dev" if "dev" in rows else None,
+        "include": str(Path(lm_eval.__file__).parent / "tasks" / definition), "task": f"local_{name}", "tag": None,
+        "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}, "training_split": None,
+        "validation_split": None, "test_split": "test", "fewshot_split": "dev" if "dev" in rows else None,
         "num_fewshot": 5 if "dev" in rows else 0,
-    }
+    }  # fmt: skip
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
     return f"local_{name}"
 

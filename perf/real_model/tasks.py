@@ -22,20 +22,9 @@ from typing import Any
 from kvforge.common.errors import MissingToolError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.lm_run import task_manager
-from perf.harness.experiment import (
-    Experiment,
-    Report,
-    Row,
-    columns_table,
-    interval,
-    named,
-    number,
-    option,
-    output,
-    place,
-    told,
-    work,
-)
+from perf.harness.experiment import Experiment, Report, told
+from perf.harness.options import named, number, option, output, place, work
+from perf.harness.tables import Row, columns_table, interval
 from perf.peers.prepare import prepare_peer
 from perf.real_model.task_files import task_definitions
 

@@ -35,13 +35,10 @@ ENGINES = {
     "shadowkv": BuildOptions(dtype="bfloat16", max_num_seqs=16, kv_policy=SHADOWKV),
 }
 COUNTERS = {
-    "drafted": "kvforge_draft_tokens_total",
-    "accepted": "kvforge_accepted_draft_tokens_total",
-    "early_exits": "kvforge_early_exits_total",
-    "generated": "kvforge_generated_tokens_total",
-    "selected": "kvforge_shadowkv_selected_chunks_total",
-    "reused": "kvforge_shadowkv_reused_chunks_total",
-}
+    "drafted": "kvforge_draft_tokens_total", "accepted": "kvforge_accepted_draft_tokens_total",
+    "early_exits": "kvforge_early_exits_total", "generated": "kvforge_generated_tokens_total",
+    "selected": "kvforge_shadowkv_selected_chunks_total", "reused": "kvforge_shadowkv_reused_chunks_total",
+}  # fmt: skip
 USED_BYTES = "kvforge_kv_cache_used_bytes"
 SAMPLE_S = 0.05
 

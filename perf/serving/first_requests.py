@@ -20,18 +20,9 @@ from typing import Any
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
 from perf.harness.engines import ROOT, tokenizer_of
-from perf.harness.experiment import (
-    Experiment,
-    chosen,
-    columns_table,
-    lengths,
-    number,
-    output,
-    place,
-    spread,
-    told,
-    work,
-)
+from perf.harness.experiment import Experiment, told
+from perf.harness.options import chosen, lengths, number, output, place, work
+from perf.harness.tables import columns_table, spread
 from perf.serving.load.checkout import Served, serving
 from perf.serving.load.client import Answer, ask_all, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import tiny_engine

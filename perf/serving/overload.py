@@ -151,20 +151,12 @@ async def overload(server: TritonServer, requests: list[Any], args: argparse.Nam
     await load.close()
     growth = {role: samples[-1][1] - samples[0][1] for role, samples in memory.samples.items()}
     return {
-        "offered_requests_s": rate,
-        "peak_before_tok_s": before.output_tok_s,
-        "overload_tok_s": during.output_tok_s,
-        "peak_after_tok_s": after.output_tok_s,
-        "offered": during.offered,
-        "outcomes": dict(during.outcomes),
-        "unclear": before.unclear + during.unclear + after.unclear,
-        "slowest_refusal_s": during.max_refusal_s,
-        "max_waiting": seen.get("waiting"),
-        "max_active": seen.get("active"),
-        "cpu_s": cpu,
-        "pss_growth_mib": growth,
+        "offered_requests_s": rate, "peak_before_tok_s": before.output_tok_s, "overload_tok_s": during.output_tok_s,
+        "peak_after_tok_s": after.output_tok_s, "offered": during.offered, "outcomes": dict(during.outcomes),
+        "unclear": before.unclear + during.unclear + after.unclear, "slowest_refusal_s": during.max_refusal_s,
+        "max_waiting": seen.get("waiting"), "max_active": seen.get("active"), "cpu_s": cpu, "pss_growth_mib": growth,
         "pss_peak_mib": memory.peak_mib(),
-    }
+    }  # fmt: skip
 
 
 def problems_of(report: dict[str, Any], max_active: int, max_growth_mib: float) -> list[str]:

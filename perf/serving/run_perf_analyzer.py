@@ -17,17 +17,8 @@ from kvforge.bench.traces import Goals
 from kvforge.manifest import load_manifest
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.engines import tokenizer_of
-from perf.harness.experiment import (
-    STREAM_INTERVALS,
-    Experiment,
-    lengths,
-    levels,
-    option,
-    output,
-    place,
-    positive_float,
-    work,
-)
+from perf.harness.experiment import Experiment
+from perf.harness.options import STREAM_INTERVALS, lengths, levels, option, output, place, positive_float, work
 from perf.serving.load.client import FORCED, ask_text, ask_tokens
 from perf.serving.load.engines import TINY, tiny_engine
 from perf.serving.load.level import LevelMeter, label_interval

@@ -213,18 +213,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             failure = f"{failure}; its last words: {server.log_error()}"
         pages = None if failure else _pages_at_rest(server)
     return {
-        "requests": dict(tally.asked),
-        "cancelled": tally.cancelled,
-        "refused_as_due": tally.refused,
-        "wrong": tally.wrong,
-        "examples": tally.examples,
-        "pages_at_rest": pages,
-        "failure": failure,
-        "rss_slope_mib_per_hour": memory.slopes(warm_up),
-        "pss_peak_mib": memory.peak_mib(),
-        "warm_up_s": warm_up,
+        "requests": dict(tally.asked), "cancelled": tally.cancelled, "refused_as_due": tally.refused,
+        "wrong": tally.wrong, "examples": tally.examples, "pages_at_rest": pages, "failure": failure,
+        "rss_slope_mib_per_hour": memory.slopes(warm_up), "pss_peak_mib": memory.peak_mib(), "warm_up_s": warm_up,
         "samples": {role: [[round(x, 1) for x in sample] for sample in rows] for role, rows in memory.samples.items()},
-    }
+    }  # fmt: skip
 
 
 COLUMNS = (("process", "role", "<24"), ("peak PSS MiB", "peak", ">13.1f"), ("RSS slope, MiB/hour", "slope", ">20"))

@@ -66,20 +66,11 @@ def measure(policy: str, engine: Path, load: Load, steps: int, read_rate: float)
         times, measured = decode.seconds(steps, wanted, lambda: None)
         num_bytes = floor_bytes(manifest, load, wanted)
         device, host = kept(manifest, load)
-        rows.append(
-            {
-                "policy": policy,
-                **asdict(load),
-                "hit_rate": wanted,
-                "measured_hit_rate": measured,
-                "step_s": statistics.median(times),
-                "best_step_s": min(times),
-                "floor_bytes": num_bytes,
-                "floor_s": num_bytes / read_rate,
-                "cache_bytes": device,
-                "host_cache_bytes": host,
-            }
-        )
+        rows.append({
+            "policy": policy, **asdict(load), "hit_rate": wanted, "measured_hit_rate": measured,
+            "step_s": statistics.median(times), "best_step_s": min(times), "floor_bytes": num_bytes,
+            "floor_s": num_bytes / read_rate, "cache_bytes": device, "host_cache_bytes": host,
+        })  # fmt: skip
     return rows
 
 

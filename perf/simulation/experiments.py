@@ -60,13 +60,10 @@ def run_point(point: Point) -> dict[str, Any]:
     """Simulate a point; returns its row."""
     outcome = simulate(point.costs, point.traffic, point.limits, point.seed)
     return {
-        "variant": point.variant,
-        "max_num_tokens": point.limits.max_num_tokens,
-        "max_num_seqs": point.limits.max_num_seqs,
-        "kv_cache_gib": point.limits.kv_cache_bytes / 2**30,
-        **summarise(outcome),
-        "scheduler_ms": scheduler_cost(outcome, int(0.95 * point.limits.max_num_seqs)),
-    }
+        "variant": point.variant, "max_num_tokens": point.limits.max_num_tokens,
+        "max_num_seqs": point.limits.max_num_seqs, "kv_cache_gib": point.limits.kv_cache_bytes / 2**30,
+        **summarise(outcome), "scheduler_ms": scheduler_cost(outcome, int(0.95 * point.limits.max_num_seqs)),
+    }  # fmt: skip
 
 
 def run_points(points: Sequence[Point], jobs: int | None = None, progress: bool = False) -> list[dict[str, Any]]:
@@ -130,9 +127,6 @@ def memory_points(setting: Setting) -> list[Point]:
 
 
 EXPERIMENTS = {
-    "lengths": length_points,
-    "rates": rate_points,
-    "bursts": burst_points,
-    "budgets": budget_points,
+    "lengths": length_points, "rates": rate_points, "bursts": burst_points, "budgets": budget_points,
     "memory": memory_points,
-}
+}  # fmt: skip

@@ -168,13 +168,8 @@ def held_out_designs(num: int, seed: int) -> list[Design]:
 
 
 REFERENCE_DESIGNS = (
-    Design(1, 500),
-    Design(8, 500),
-    Design(8, 1500),
-    Design(0, 0, 256),
-    Design(0, 0, 1000),
-    Design(8, 500, 256),
-)
+    Design(1, 500), Design(8, 500), Design(8, 1500), Design(0, 0, 256), Design(0, 0, 1000), Design(8, 500, 256),
+)  # fmt: skip
 """A few steps that tell how fast the machine is now."""
 
 

@@ -12,16 +12,16 @@ and RESULT.svg. docs/simulation.md says what the numbers mean.
 
 import argparse
 import json
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure
+from perf.harness.command import command_line, run_main
 from perf.harness.command import make_parser as harness_parser
 from perf.harness.files import write_report
 from perf.harness.machine import describe_machine
+from perf.harness.options import flag, one_of, option, place, seed
 from perf.simulation.cost_model import load_costs, save_costs
 from perf.simulation.experiments import EXPERIMENTS, Setting, run_points
 from perf.simulation.plots import CURVES, PLOTS
@@ -71,7 +71,11 @@ def validate(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         check_figure(args.output.with_suffix(".svg"))
     compared = compare(load_engine(directory, args), costs[name], workloads(args.workloads, costs), args.seed)
     rows = [{"variant": name, **row} for row in compared]
-    report: dict[str, Any] = {"command": simulate_command(), "machine": describe_machine(), "rows": rows}
+    report: dict[str, Any] = {
+        "command": command_line("perf.simulation.simulate"),
+        "machine": describe_machine(),
+        "rows": rows,
+    }
     if args.output:
         path = args.output.with_suffix(".json")
         old = json.loads(path.read_text())["rows"] if path.exists() else []
@@ -80,11 +84,6 @@ def validate(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if args.workloads in CURVES:
             CURVES[args.workloads](report["rows"], args.output.with_suffix(".svg"))
     return report, validation_table(report["rows"])
-
-
-def simulate_command() -> str:
-    """The command line of this run, as a report keeps it."""
-    return " ".join(["python -m perf.simulation.simulate", *sys.argv[1:]])
 
 
 def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -98,25 +97,15 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if args.output and args.experiment:
         check_figure(args.output.with_suffix(".svg"))
     limits = Limits(args.max_num_tokens, args.max_num_seqs, args.kv_cache_gib * 2**30)
-    setting = Setting(
-        {name: costs[name] for name in args.variant or costs},
-        args.requests,
-        args.input_tokens,
-        args.output_tokens,
-        limits,
-        args.seed,
-    )
+    chosen = {name: costs[name] for name in args.variant or costs}
+    setting = Setting(chosen, args.requests, args.input_tokens, args.output_tokens, limits, args.seed)
     if args.experiment:
         points = EXPERIMENTS[args.experiment](setting)
     else:
         traffic = {"rate": args.rate, "burstiness": args.burstiness}
         points = [setting.point(name, **traffic) for name in setting.costs]
     rows = run_points(points, args.jobs, progress=not args.json)
-    report = {
-        "command": simulate_command(),
-        "seed": args.seed,
-        "rows": rows,
-    }
+    report = {"command": command_line("perf.simulation.simulate"), "seed": args.seed, "rows": rows}
     if args.output:
         write_report(args.output, report)
         if args.experiment:
@@ -125,42 +114,41 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = harness_parser(__doc__)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--fit", metavar="[NAME=]ENGINE", help="measure an engine's steps and fit their prices")
-    mode.add_argument("--validate", metavar="[NAME=]ENGINE", help="serve small workloads and simulate them too")
-    parser.add_argument("--workloads", choices=KINDS, default="small", help="of --validate (default: %(default)s)")
-    mode.add_argument("--experiment", choices=tuple(EXPERIMENTS), help="default: one simulation per variant")
-    parser.add_argument("--costs", type=Path, default=COSTS, help="what --fit wrote (default: %(default)s)")
-    parser.add_argument("--variant", action="append", help="of --costs; may be given several times (default: all)")
-    parser.add_argument("--requests", type=int, default=10_000, help="default %(default)s")
-    parser.add_argument("--input-tokens", type=int, default=2000, help="default %(default)s")
-    parser.add_argument("--output-tokens", type=int, default=256, help="default %(default)s")
-    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: all at once (default)")
-    parser.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson (default), less: in bursts")
-    parser.add_argument("--max-num-tokens", type=int, default=2048, help="of a step (default %(default)s)")
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="of a step (default %(default)s)")
-    parser.add_argument("--kv-cache-gib", type=float, default=4.0, help="the pool (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, help="simulations side by side (default: one a core)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--output", type=Path, help="--fit: COSTS.json; else RESULT for RESULT.json and RESULT.svg")
-    return parser
+    return harness_parser(
+        __doc__,
+        one_of(
+            option("--fit", metavar="[NAME=]ENGINE", help="measure an engine's steps and fit their prices"),
+            option("--validate", metavar="[NAME=]ENGINE", help="serve small workloads and simulate them too"),
+            option("--experiment", choices=tuple(EXPERIMENTS), help="default: one simulation per variant"),
+        ),
+        option("--workloads", choices=KINDS, default="small", help="of --validate (default: %(default)s)"),
+        place("--costs", "what --fit wrote (default: %(default)s)", default=COSTS),
+        option("--variant", action="append", help="of --costs; may be given several times (default: all)"),
+        option("--requests", type=int, default=10_000, help="default %(default)s"),
+        option("--input-tokens", type=int, default=2000, help="default %(default)s"),
+        option("--output-tokens", type=int, default=256, help="default %(default)s"),
+        option("--rate", type=float, default=0.0, help="requests a second; 0: all at once (default)"),
+        option("--burstiness", type=float, default=1.0, help="1: Poisson (default), less: in bursts"),
+        option("--max-num-tokens", type=int, default=2048, help="of a step (default %(default)s)"),
+        option("--max-num-seqs", type=int, default=256, help="of a step (default %(default)s)"),
+        option("--kv-cache-gib", type=float, default=4.0, help="the pool (default %(default)s)"), seed(),
+        option("--jobs", type=int, help="simulations side by side (default: one a core)"),
+        flag("--json", "print the report as JSON"),
+        place("--output", "--fit: COSTS.json; else RESULT for RESULT.json and RESULT.svg"),
+    )  # fmt: skip
 
 
 def main() -> int:
     args = make_parser().parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
-    try:
+
+    def run() -> None:
         if args.seed < 0:
             raise KvforgeError(f"--seed is {args.seed}; give 0 or more.")
         report, table = (fit if args.fit else validate if args.validate else experiment)(args)
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, indent=1) if args.json else table)
-    return 0
+        print(json.dumps(report, indent=1) if args.json else table)
+
+    return run_main(run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

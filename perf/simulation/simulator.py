@@ -47,16 +47,11 @@ class Limits:
                 "give less with --kv-cache-gib."
             )
         return RuntimeConfig(
-            num_pages=num_pages,
-            page_size=costs.page_size,
-            max_num_seqs=min(self.max_num_seqs, num_pages, self.max_num_tokens),
-            max_num_tokens=self.max_num_tokens,
-            max_seq_len=max_seq_len,
-            vocab_size=1,
-            eos_token_ids=(),
-            enable_prefix_cache=False,
+            num_pages=num_pages, page_size=costs.page_size,
+            max_num_seqs=min(self.max_num_seqs, num_pages, self.max_num_tokens), max_num_tokens=self.max_num_tokens,
+            max_seq_len=max_seq_len, vocab_size=1, eos_token_ids=(), enable_prefix_cache=False,
             max_num_survivors=self.max_num_seqs,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,14 +145,6 @@ def simulate(
     if scheduler.pool.num_used or scheduler.running or scheduler.waiting:
         raise AssertionError("pages or sequences are left over")
     return Outcome(
-        traffic,
-        arrival,
-        first_scheduled,
-        first_token,
-        last_token,
-        np.concatenate(gaps),
-        np.array(running),
-        np.array(processor),
-        scheduler.num_preemptions,
-        1 - min_available / config.num_pages,
-    )
+        traffic, arrival, first_scheduled, first_token, last_token, np.concatenate(gaps), np.array(running),
+        np.array(processor), scheduler.num_preemptions, 1 - min_available / config.num_pages,
+    )  # fmt: skip

@@ -24,24 +24,16 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     traffic, total = outcome.traffic, outcome.total
     num, out = traffic.num_requests, traffic.output_tokens
     return {
-        "requests": num,
-        "input_tokens": traffic.input_tokens,
-        "output_tokens": out,
-        "rate": traffic.rate,
-        "burstiness": traffic.burstiness,
-        "total_s": total,
-        "combined_tok_s": num * (traffic.input_tokens + out) / total,
-        "output_tok_s": num * out / total,
+        "requests": num, "input_tokens": traffic.input_tokens, "output_tokens": out, "rate": traffic.rate,
+        "burstiness": traffic.burstiness, "total_s": total,
+        "combined_tok_s": num * (traffic.input_tokens + out) / total, "output_tok_s": num * out / total,
         "ttft_s": distribution(outcome.first_token - outcome.arrival),
         "queue_s": distribution(outcome.first_scheduled - outcome.arrival),
         "tpot_s": distribution((outcome.last_token - outcome.first_token) / max(1, out - 1)),
-        "gap_s": distribution(outcome.token_gaps),
-        "num_steps": len(outcome.running),
-        "mean_running": float(outcome.running.mean()),
-        "peak_running": int(outcome.running.max()),
-        "num_preemptions": outcome.num_preemptions,
-        "peak_pages": outcome.peak_pages,
-    }
+        "gap_s": distribution(outcome.token_gaps), "num_steps": len(outcome.running),
+        "mean_running": float(outcome.running.mean()), "peak_running": int(outcome.running.max()),
+        "num_preemptions": outcome.num_preemptions, "peak_pages": outcome.peak_pages,
+    }  # fmt: skip
 
 
 def scheduler_cost(outcome: Outcome, min_running: int) -> dict[str, float]:

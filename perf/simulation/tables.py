@@ -1,9 +1,10 @@
 """What the commands print for a reader."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from perf.harness.tables import Row, text_table
 from perf.simulation.cost_model import CostModel
 
 
@@ -20,37 +21,39 @@ def fit_table(name: str, model: CostModel, report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def validation_table(rows: Sequence[dict[str, Any]]) -> str:
+def validation_table(rows: Sequence[Row]) -> str:
     """Measured times and how far the simulated ones are from them, side by side."""
     kinds = (("total", "total s"), ("ttft", "TTFT s"), ("tpot", "TPOT s"))
-    head = "".join(f" {title:>8} {'simulated':>10}" for _, title in kinds)
-    lines = [f"{'variant':<14} {'workload':<16}{head}"]
-    for row in rows:
-        numbers = "".join(f" {row[f'measured_{kind}_s']:>8.3f} {row[f'{kind}_error']:>+10.1%}" for kind, _ in kinds)
-        lines.append(f"{row['variant']:<14} {row['workload']:<16}{numbers}")
+    columns = [("variant", "variant", "<14"), ("workload", "workload", "<16")]
+    for kind, title in kinds:
+        columns += [(title, f"measured_{kind}_s", ">8.3f"), ("simulated", f"{kind}_error", ">+10.1%")]
     errors = {title[:-2]: median(abs(row[f"{kind}_error"]) for row in rows) for kind, title in kinds}
-    lines.append("median error: " + ", ".join(f"{title} {error:.1%}" for title, error in errors.items()))
-    return "\n".join(lines)
+    told = ", ".join(f"{title} {error:.1%}" for title, error in errors.items())
+    return f"{text_table(columns, rows)}\nmedian error: {told}"
 
 
-def points_table(rows: Sequence[dict[str, Any]]) -> str:
+def _part(kind: str, name: str) -> Callable[[Row], float]:
+    return lambda row: row[kind][name]
+
+
+POINTS = (
+    ("variant", "variant", "<14"), ("input", "input_tokens", ">5"), ("rate", "rate", ">6.3g"),
+    ("burst", "burstiness", ">5g"), ("budget", "max_num_tokens", ">6"), ("GiB", "kv_cache_gib", ">4g"),
+    ("tok/s", "combined_tok_s", ">7.0f"), ("TTFT mean", _part("ttft_s", "mean"), ">9.2f"),
+    ("p50", _part("ttft_s", "p50"), ">8.2f"), ("p99", _part("ttft_s", "p99"), ">8.2f"),
+    ("TPOT mean", _part("tpot_s", "mean"), ">9.3f"), ("p50", _part("tpot_s", "p50"), ">7.3f"),
+    ("p99", _part("tpot_s", "p99"), ">7.3f"), ("pause p99", _part("gap_s", "p99"), ">9.3f"),
+    ("running", "mean_running", ">7.1f"), ("preempted", "num_preemptions", ">9"),
+)  # fmt: skip
+
+
+def points_table(rows: Sequence[Row]) -> str:
     """One line per simulation."""
-    lines = [
-        f"{'variant':<14} {'input':>5} {'rate':>6} {'burst':>5} {'budget':>6} {'GiB':>4} {'tok/s':>7} {'TTFT mean':>9} "
-        f"{'p50':>8} {'p99':>8} {'TPOT mean':>9} {'p50':>7} {'p99':>7} {'pause p99':>9} {'running':>7} {'preempted':>9}"
-    ]
-    for row in rows:
-        ttft, tpot = row["ttft_s"], row["tpot_s"]
-        lines.append(
-            f"{row['variant']:<14} {row['input_tokens']:>5} {row['rate']:>6.3g} {row['burstiness']:>5g} "
-            f"{row['max_num_tokens']:>6} {row['kv_cache_gib']:>4g} {row['combined_tok_s']:>7.0f} {ttft['mean']:>9.2f} "
-            f"{ttft['p50']:>8.2f} {ttft['p99']:>8.2f} {tpot['mean']:>9.3f} {tpot['p50']:>7.3f} {tpot['p99']:>7.3f} "
-            f"{row['gap_s']['p99']:>9.3f} {row['mean_running']:>7.1f} {row['num_preemptions']:>9}"
-        )
-    busiest = max(rows, key=lambda row: row["scheduler_ms"]["num_steps"])["scheduler_ms"]
+    lines, busiest = (
+        [text_table(POINTS, rows)],
+        max((row["scheduler_ms"] for row in rows), key=lambda ms: ms["num_steps"]),
+    )
     if busiest["num_steps"]:
-        lines.append(
-            f"scheduler at >= 95% of its sequences: {busiest['mean']:.2f} ms a step, p99 {busiest['p99']:.2f} ms "
-            f"({busiest['num_steps']} steps)"
-        )
+        told = "scheduler at >= 95% of its sequences: {mean:.2f} ms a step, p99 {p99:.2f} ms ({num_steps} steps)"
+        lines.append(told.format_map(busiest))
     return "\n".join(lines)

@@ -45,10 +45,6 @@ def step_work(plan: Schedule, num_layers: int, cut: int) -> StepWork:
             upper_keys += end
     upper = num_layers - cut
     return StepWork(
-        steps=1,
-        upper_calls=int(survivors > 0),
-        tokens=tokens,
-        survivors=survivors,
-        query_keys=cut * lower_pairs + upper * upper_keys,
-        keys_read=cut * lower_keys + upper * upper_keys,
-    )
+        steps=1, upper_calls=int(survivors > 0), tokens=tokens, survivors=survivors,
+        query_keys=cut * lower_pairs + upper * upper_keys, keys_read=cut * lower_keys + upper * upper_keys,
+    )  # fmt: skip

@@ -8,12 +8,9 @@ from kvforge.tasks.prompt import make_examples
 
 FILES = ("auth/login.py", "api/routes.py", "core/cache.py", "utils/dates.py", "db/models.py", "cli/main.py")
 PROBLEMS = (
-    "the test test_timeout fails with KeyError",
-    "the function parse returns None for empty input",
-    "an import of a module that was renamed fails",
-    "the limit of retries is ignored",
-    "a file handle is never closed",
-)
+    "the test test_timeout fails with KeyError", "the function parse returns None for empty input",
+    "an import of a module that was renamed fails", "the limit of retries is ignored", "a file handle is never closed",
+)  # fmt: skip
 TOOLS = ("read_file(path)", "edit_file(path, old, new)", "run_tests(path)", "search(text)")
 STATES = ("You have not looked at it yet.", "You have read the file.", "You have edited the file.")
 

@@ -64,20 +64,14 @@ def answers(engine: Path, num_prompts: int, length: int) -> list[Row]:
         for prompts in (False, True):
             found = answer_with_exits(engine, threshold, length, examples, prompts=prompts)
             quality, right = exit_quality(examples, said, found), _right(examples, found.answers)
-            rows.append(
-                {
-                    "threshold": threshold,
-                    "prompts": prompts,
-                    "share": quality.share,
-                    "prompt_share": quality.prompt_share,
-                    "full": statistics.fmean(right_of_full),
-                    "exits": statistics.fmean(right),
-                    "same": sum(row.num_same for row in quality.tasks),
-                    "versus_full": vars(paired_difference(right_of_full, right)),
-                    "versus_row_before": vars(paired_difference(right_before, right)),
-                    "tasks": [vars(row) | {"paired": vars(row.paired)} for row in quality.tasks],
-                }
-            )
+            rows.append({
+                "threshold": threshold, "prompts": prompts, "share": quality.share,
+                "prompt_share": quality.prompt_share, "full": statistics.fmean(right_of_full),
+                "exits": statistics.fmean(right), "same": sum(row.num_same for row in quality.tasks),
+                "versus_full": vars(paired_difference(right_of_full, right)),
+                "versus_row_before": vars(paired_difference(right_before, right)),
+                "tasks": [vars(row) | {"paired": vars(row.paired)} for row in quality.tasks],
+            })  # fmt: skip
             right_before = right
     return rows
 
@@ -119,21 +113,15 @@ def first_tokens(directory: Path, name: str, prompts: Sequence[list[int]], thres
                     times[way].append(first_token(engines[way], prompt))
         timed = {way: found[len(members) :] for way, found in times.items()}  # the first round warms up
         plain = timed["no exits"]
-        rows.append(
-            {
-                "model": name,
-                "threshold": threshold,
-                "exits": is_sure,
-                "num_prompts": len(members),
-                "num_tokens": statistics.median(map(len, members)),
-                "rounds": rounds,
-                "ttft_ms": {way: 1e3 * statistics.median(found) for way, found in timed.items()},
-                "of_plain": {
-                    way: statistics.median(a / b for a, b in zip(found, plain, strict=True))
-                    for way, found in timed.items()
-                },
-            }
-        )
+        rows.append({
+            "model": name, "threshold": threshold, "exits": is_sure, "num_prompts": len(members),
+            "num_tokens": statistics.median(map(len, members)), "rounds": rounds,
+            "ttft_ms": {way: 1e3 * statistics.median(found) for way, found in timed.items()},
+            "of_plain": {
+                way: statistics.median(a / b for a, b in zip(found, plain, strict=True))
+                for way, found in timed.items()
+            },
+        })  # fmt: skip
     return rows
 
 

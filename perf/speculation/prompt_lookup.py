@@ -199,25 +199,17 @@ def paired(
     ratios = [drafting.speed / plain.speed for plain, drafting in pairs]
     full_ratios = [drafting.full_speed / plain.full_speed for plain, drafting in pairs]
     return {
-        "batch": batch,
-        "prompts": len(prompts),
-        "pairs": len(pairs),
-        "pairs_with_other_tokens": num_differing,
+        "batch": batch, "prompts": len(prompts), "pairs": len(pairs), "pairs_with_other_tokens": num_differing,
         "plain_tok_s": statistics.median(plain.speed for plain, _ in pairs),
-        "drafts_tok_s": statistics.median(drafting.speed for _, drafting in pairs),
-        "ratio": statistics.median(ratios),
-        "interval": interval(ratios),
-        "full_batch_ratio": statistics.median(full_ratios),
-        "full_batch_interval": interval(full_ratios),
-        "ratios": [round(ratio, 3) for ratio in ratios],
+        "drafts_tok_s": statistics.median(drafting.speed for _, drafting in pairs), "ratio": statistics.median(ratios),
+        "interval": interval(ratios), "full_batch_ratio": statistics.median(full_ratios),
+        "full_batch_interval": interval(full_ratios), "ratios": [round(ratio, 3) for ratio in ratios],
         "plain_cpu_ms_per_token": statistics.median(plain for plain, _ in cpu),
         "drafts_cpu_ms_per_token": statistics.median(drafting for _, drafting in cpu),
         "cpu_ratio": statistics.median(drafting / plain for plain, drafting in cpu),
-        "acceptance": accepted / max(drafted, 1),
-        "mean_accepted_length": accepted / max(drafts, 1),
-        "draft_tokens": drafted,
-        "share_of_exits": exits / num_tokens,
-    }
+        "acceptance": accepted / max(drafted, 1), "mean_accepted_length": accepted / max(drafts, 1),
+        "draft_tokens": drafted, "share_of_exits": exits / num_tokens,
+    }  # fmt: skip
 
 
 def table(models: dict[str, list[dict[str, Any]]]) -> str:

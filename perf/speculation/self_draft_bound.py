@@ -23,8 +23,7 @@ from perf.harness.engines import cached_engine
 from perf.harness.experiment import Experiment, Report, number, numbers, output, work
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
 from perf.harness.timed_session import TimedSession
-from perf.speculation.early_exit import decode, make_engine
-from perf.speculation.early_exit_report import phase
+from perf.speculation.early_exit import decode, make_engine, phase
 
 CUT, GROUP, LENGTHS = 8, 4, (0, 1, 2, 4, 6)
 NOTHING_ADDED = ("self_attn.o_proj.weight", "mlp.down_proj.weight")

@@ -9,18 +9,10 @@ from kvforge.tasks.chains import HOPS
 from model_defs import ModelConfig, load_config
 
 MIX = (
-    ("needle_single", 0.12),
-    ("variables", 0.15),
-    ("quoting", 0.1),
-    ("list_recall", 0.08),
-    ("arithmetic", 0.1),
-    ("amounts", 0.1),
-    ("needle_values", 0.08),
-    ("needle_queries", 0.07),
-    ("common_words", 0.06),
-    ("qa_single", 0.07),
+    ("needle_single", 0.12), ("variables", 0.15), ("quoting", 0.1), ("list_recall", 0.08), ("arithmetic", 0.1),
+    ("amounts", 0.1), ("needle_values", 0.08), ("needle_queries", 0.07), ("common_words", 0.06), ("qa_single", 0.07),
     ("qa_two_hop", 0.1),
-)
+)  # fmt: skip
 """Weight of each task among the facts of a document. Those of ``needle_multi`` are ``needle_single``'s."""
 
 
@@ -93,26 +85,12 @@ class TokenizerConfig:
 TINY_TOKENIZER = TokenizerConfig()
 BOS_ID, EOS_ID = 0, 1
 TINY_HF_CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": TINY_TOKENIZER.vocab_size,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 2048,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "torch_dtype": "bfloat16",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": TINY_TOKENIZER.vocab_size,
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+    "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "torch_dtype": "bfloat16",
+}  # fmt: skip
 """config.json of the teacher."""
 TINY_MODEL = load_config(TINY_HF_CONFIG)
 TINY_TEACHER = TeacherConfig(
@@ -127,20 +105,12 @@ TINY_TEACHER = TeacherConfig(
     ),
 )
 TINY_STUDENT = StudentConfig(
-    rewire=RewireOptions(cut=4, group_size=2, init="mean"),
-    documents=Stage(512, 3200, max_steps=1),
+    rewire=RewireOptions(cut=4, group_size=2, init="mean"), documents=Stage(512, 3200, max_steps=1),
     distill=DistillConfig(
-        early_exit=True,
-        max_steps=400,
-        length=512,
-        batch_size=8,
-        micro_batch=8,
-        lr=1e-3,
-        seed=1,
-        device="cpu",
+        early_exit=True, max_steps=400, length=512, batch_size=8, micro_batch=8, lr=1e-3, seed=1, device="cpu",
         checkpoint_every=25,
     ),
-)
+)  # fmt: skip
 
 CHAINS_TEACHER = TeacherConfig(
     model=TINY_MODEL,

@@ -148,15 +148,10 @@ def run_stages(
             bar.update()
             if progress.step % config.log_every == 0:
                 row = {
-                    "step": progress.step,
-                    "stage": index,
-                    "length": batch.input_ids.shape[1],
-                    "tokens": progress.tokens,
-                    "seconds": round(progress.seconds, 1),
-                    "lr": f"{rate:.2e}",
-                    "loss": round(loss.item(), 4),
-                    "norm": round(norm.item(), 3),
-                }
+                    "step": progress.step, "stage": index, "length": batch.input_ids.shape[1],
+                    "tokens": progress.tokens, "seconds": round(progress.seconds, 1), "lr": f"{rate:.2e}",
+                    "loss": round(loss.item(), 4), "norm": round(norm.item(), 3),
+                }  # fmt: skip
                 accuracy = task_accuracy(predicted, batch)
                 writer.writerow({**row, **{name: round(value, 4) for name, value in accuracy.items()}})
                 file.flush()

@@ -21,7 +21,7 @@ from perf.training.config import (
     TINY_TEACHER,
     TINY_TOKENIZER,
     TeacherConfig,
-)
+)  # fmt: skip
 from perf.training.export import export_checkpoint
 from perf.training.student import make_student
 from perf.training.teacher import train_teacher

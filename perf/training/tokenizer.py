@@ -59,12 +59,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_position: int) -> 
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "model_max_length": max_position,
-        "clean_up_tokenization_spaces": False,
-    }
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS,
+        "model_max_length": max_position, "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

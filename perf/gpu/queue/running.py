@@ -50,13 +50,9 @@ def run_one(
     digest, start = sources_digest(experiment), time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perf.gpu.queue.child", str(os.getpid()), *command, "--json", str(report)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+            [sys.executable, "-m", "perf.gpu.queue.child", str(os.getpid()), *command, "--json", str(report)], cwd=ROOT,
+            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         try:
             process.wait(max(limit_s, 0.1))
         except subprocess.TimeoutExpired:
@@ -68,16 +64,10 @@ def run_one(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     record = {
-        "experiment": experiment.name,
-        "question": experiment.question,
-        "command": f"python -m {' '.join(command)}",
-        "card": card,
-        "date": time.strftime("%Y-%m-%d"),
-        "seconds": round(time.monotonic() - start, 1),
-        "exit": process.returncode,
-        "sources_sha256": digest,
-        "report": read_report(report),
-    }
+        "experiment": experiment.name, "question": experiment.question, "command": f"python -m {' '.join(command)}",
+        "card": card, "date": time.strftime("%Y-%m-%d"), "seconds": round(time.monotonic() - start, 1),
+        "exit": process.returncode, "sources_sha256": digest, "report": read_report(report),
+    }  # fmt: skip
     if record["exit"] == 0 and record["report"] is None:
         record["exit"] = 1  # a program that says nothing has not answered
     return record, log.read_bytes()[-LOG_BYTES:]

@@ -8,12 +8,9 @@ from perf.harness.engines import ROOT
 
 KERNELS = ("plugins/*/cuda*.py", "plugins/triton_*.py", "plugins/cuda_ops.py", "plugins/kv_quantization.py")
 GRAPHS = (
-    "model_defs/*.py",
-    "kvforge/compiler/*.py",
-    "kvforge/compiler/targets/cuda.py",
-    "kvforge/runtime/sessions/*.py",
+    "model_defs/*.py", "kvforge/compiler/*.py", "kvforge/compiler/targets/cuda.py", "kvforge/runtime/sessions/*.py",
     *KERNELS,
-)
+)  # fmt: skip
 """Of the packages of target ``cuda``, and of what runs them."""
 TIMING = ("perf/gpu/timing.py", "perf/gpu/machine.py")
 

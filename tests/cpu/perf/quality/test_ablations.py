@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from perf.quality import ablations
-from perf.quality.ablations import ABLATIONS, seeded
-from perf.quality.ablations_report import compared
+from perf.quality.ablations import ABLATIONS, compared, seeded
 from perf.quality.scores import interval_of_mean
 from perf.quality.swiftkv_variants import RECIPES, Variant
 

@@ -9,8 +9,7 @@ import torch
 from kvforge.common.errors import KvforgeError
 from kvforge.tasks.chains import HOPS
 from perf.harness.engines import TEACHER_DIR
-from perf.quality.chains import EXPERIMENT, answers, asked, check_teacher, held_out
-from perf.quality.chains_report import GROUPS, plot, shares
+from perf.quality.chains import EXPERIMENT, GROUPS, answers, asked, check_teacher, held_out, plot, shares
 from perf.quality.swiftkv_students import Subject
 from perf.training.config import CHAINS_DOCUMENTS
 from perf.training.documents import TASK_NAMES, Batch

@@ -7,7 +7,7 @@ import pytest
 
 from kvforge.tasks.prompt import Example
 from perf.quality import answers, kv
-from perf.quality.kv_report import plot, summarise
+from perf.quality.kv import plot, summarise
 from perf.training import student
 
 

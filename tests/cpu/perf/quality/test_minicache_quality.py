@@ -8,7 +8,7 @@ import torch
 from kvforge.swiftkv import SwiftKVForCausalLM
 from model_defs import load_config
 from perf.quality.cached_model import CachedModel, MergedPairs, answers, divergence
-from perf.quality.minicache_report import markdown, summarise
+from perf.quality.minicache import markdown, summarise
 from perf.quality.minicache_rows import MERGED, MINICACHE, ROWS, TEACHER, UNTRAINED, bytes_per_token
 from perf.training.config import TINY_MODEL
 from tests.support.rounding import assert_near, model_error

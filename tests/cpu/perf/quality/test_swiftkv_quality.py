@@ -10,7 +10,7 @@ import torch
 from kvforge.swiftkv import SwiftKVForCausalLM
 from model_defs import load_config
 from perf.quality import swiftkv_students
-from perf.quality.swiftkv_report import markdown, plot, reached, summarise, summarised
+from perf.quality.swiftkv import markdown, plot, reached, summarise, summarised
 from perf.quality.swiftkv_students import Curve, merge_heads, student_of
 from perf.quality.swiftkv_variants import HALF, TABLES, TEACHER, variants_of
 from perf.training.config import TINY_MODEL

@@ -10,10 +10,9 @@ from kvforge.compiler import BuildOptions
 from kvforge.kv_policies import parse
 from kvforge.manifest import load_manifest
 from perf.harness.engines import TEACHER_DIR
+from perf.harness.policy_engines import LARGEST, NAMES, Cell, Engines, cells_of, policy_of
 from perf.real_model import policies
-from perf.real_model.policies import divergence
-from perf.real_model.policies_report import by_policy
-from perf.real_model.policy_cells import LARGEST, NAMES, Cell, Engines, cells_of, policy_of
+from perf.real_model.policies import by_policy, divergence
 from tests.support.sessions.uncompiled import leave_uncompiled
 
 
