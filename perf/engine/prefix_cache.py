@@ -97,7 +97,7 @@ EXPERIMENT = Experiment(
         number("--suffix", 50, "tokens of each one's own (default %(default)s)"), number("--output-tokens", 16),
         number("--num-runs", 5, "of each; medians are reported (default 5)"), seed(), output("OUTPUT.json"),
     ),
-    measure=measure, shown=table, is_dated=True,
+    measure=measure, shown=table, is_plain=True, is_dated=True,
 )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ EXPERIMENT = Experiment(
         place("--engine", "an engine whose steps are measured too"), place("--figure", "draw the medians here"),
         output("OUTPUT.json"),
     ),
-    measure=run, shown=table, is_dated=True,
+    measure=run, shown=table, is_plain=True, is_dated=True,
 )  # fmt: skip
 
 

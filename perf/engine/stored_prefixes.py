@@ -132,7 +132,7 @@ EXPERIMENT = Experiment(
         number("--num-runs", 3, "medians are reported (default 3)"),
         number("--num-batches", 9, "without hits, of each kind (default 9)"), seed(), output("OUTPUT.json"),
     ),
-    measure=measure, shown=table, is_dated=True,
+    measure=measure, shown=table, is_plain=True, is_dated=True,
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Every benchmark is a program of one kind: it stands in a folder of its subject and has the harness' parser."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,13 @@ def test_a_program_has_the_harness_parser_and_names_its_own_command(name: str) -
 def test_parsers_are_made_in_the_harness_alone() -> None:
     makers = {str(path.relative_to(PERF)) for path in PERF.rglob("*.py") if "ArgumentParser(" in path.read_text()}
     assert makers == {"harness/command.py"}
+
+
+def test_a_declaration_writes_the_markdown_that_its_option_names() -> None:
+    named, written = {}, {}
+    for name in programs():
+        _, _, declared = (PERF / name).read_text().partition("EXPERIMENT = Experiment(")
+        files = re.search(r'output\("([^"]*)"', declared)
+        if files and "keep=" not in declared:
+            named[name], written[name] = ".md" in files[1], "is_plain=True" not in declared
+    assert named == written and {True, False} == {*named.values()}
