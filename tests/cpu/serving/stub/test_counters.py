@@ -51,7 +51,8 @@ def make_engine() -> LLMEngine:
 def set_counters(engine: LLMEngine, edge: int) -> None:
     engine._arrivals = itertools.count(edge)
     engine._deadlines._num_added = edge
-    for counted in (engine.statistics, engine.scheduler, engine.runner):
+    stages = engine.scheduler.admissions, engine.scheduler.transitions
+    for counted in (engine.statistics, engine.scheduler, *stages, engine.runner):
         for name, value in vars(counted).items():
             if name.lstrip("_").startswith("num_") and type(value) is int:
                 setattr(counted, name, edge)
