@@ -1,7 +1,7 @@
 """Prompts' states in files by llama.cpp: LLAMA_PYTHON -m perf.peers.llama_prefix_worker MODEL.gguf PROMPTS FOLDER.
 
 PROMPTS is a JSON list of lists of token ids. For each a line of JSON: seconds to compute it up to its first token, the
-bytes that ``llama_state_seq_save_file`` writes, and the seconds that a new context, as after a restart, takes to read
+bytes that ``llama_state_seq_save_file`` writes, and the seconds to make a new context, as after a restart, to read
 these and to compute the last token again; whether the first token is the same.
 """
 
@@ -34,9 +34,9 @@ def measure(model: "llama_cpp.llama_model_p", prompt: list[int], path: bytes) ->
     size = llama_cpp.llama_state_seq_save_file(sequences.context, path, 0, ids, len(prompt))
     save_s = time.perf_counter() - start
     sequences.close()
-    again = Sequences(model, 1, len(prompt) + 64)
     found, count = (llama_cpp.llama_token * len(prompt))(), ctypes.c_size_t()
     start = time.perf_counter()
+    again = Sequences(model, 1, len(prompt) + 64)
     read = llama_cpp.llama_state_seq_load_file(again.context, path, 0, found, len(prompt), ctypes.byref(count))
     if not size or read != size or list(found) != prompt:
         raise RuntimeError(f"{path!r} of {size} bytes gave {read}")

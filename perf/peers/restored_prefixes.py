@@ -3,14 +3,16 @@
     python -m perf.peers.restored_prefixes --engine DIR --gguf MODEL.gguf --llama-python VENV/bin/python \\
         --folder NEW_DIR [--lengths 2000 8000] [--output OUTPUT]
 
-DIR is an engine of the same model. Times are to the first token, files in the system's cache. A restored prompt is the
-whole of what a restarted server does for it: reading, checking, and computing what no file has.
+DIR is an engine of the same model. Times are to the first token, files in the system's cache. A restored prompt is all
+that a restarted server does for it, but for loading weights: making its cache, reading, checking, and computing what no
+file has.
 """
 
 import argparse
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
-from perf.engine.stored_prefixes import first_tokens, open_engine, serve
+from perf.engine.stored_prefixes import open_engine, serve
 from perf.harness.engines import ROOT
 from perf.harness.experiment import Experiment, Row, numbers, output, place, ratio, seed
 
@@ -39,10 +41,16 @@ def by_llama(python: Path, gguf: Path, prompts: list[list[int]], folder: Path) -
 
 def by_engine(engine: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, Any]]:
     """Return this project's rows."""
-    session = load_session(engine, load_manifest(engine))
+    session, rows = load_session(engine, load_manifest(engine)), []
     serve(open_engine(session, None), [prompts[0][:500]], 2)
-    rows = [first_tokens(session, prompt, folder) for prompt in prompts]
-    return [{**row, "restored_s": row["cached_s"]} for row in rows]
+    for prompt in prompts:
+        computed, _, answer = serve(open_engine(session, folder), [prompt], 1)
+        size, start = sum(path.stat().st_size for path in folder.glob("*/*.page")), time.perf_counter()
+        _, _, again = serve(open_engine(session, folder), [prompt], 1)
+        restored = time.perf_counter() - start
+        rows.append({"computed_s": computed, "restored_s": restored, "bytes": size, "is_equal": again == answer})
+        shutil.rmtree(folder)
+    return rows
 
 
 def measure(args: argparse.Namespace) -> list[Row]:

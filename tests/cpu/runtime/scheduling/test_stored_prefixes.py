@@ -13,7 +13,7 @@ from kvforge.prefix_store.identity import engine_key
 from kvforge.prefix_store.page_file import HEADER
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.prefixes import tier as tier_module
-from kvforge.runtime.prefixes.page_memory import PageMemory
+from kvforge.runtime.prefixes.page_memory import PageMemory, _page_rows
 from kvforge.runtime.prefixes.rates import TRY_AGAIN, Rates
 from kvforge.runtime.sessions.pools import allocate_pools
 from tests.support.random_cases import Seeds
@@ -266,6 +266,7 @@ def test_a_page_is_all_that_a_prefix_consists_of(changes) -> None:
         return list(map(bytes, found))
 
     before = contents()
+    assert before == [b"".join(row[page].numpy().tobytes() for row in _page_rows(manifest, pools)) for page in range(6)]
     memory.fill(2, memoryview(before[4]))
     assert contents() == [*before[:2], before[4], *before[3:]] and len(set(before)) == 6
 
