@@ -57,7 +57,8 @@ def test_tensors_are_those_of_the_contract(configs, model: str, kind: str) -> No
     both = CONTRACT["models"][model][f"{kind}s"] + (EARLIER[model] if kind == "input" else [])
     expected = {t["name"]: (t["datatype"], t["dims"]) for t in both}
     found = described(getattr(configs[model], kind))
-    assert {name: found[name] for name in found if name not in OWN} == expected
+    left = {name: found[name] for name in found if name not in OWN}
+    assert left == expected, "an input or output that TensorRT-LLM lacks has its name in OWN"
     if kind == "input":
         optional = {t["name"] for t in both if t.get("optional", True)}
         assert {t.name for t in configs[model].input if t.optional} - OWN == optional
