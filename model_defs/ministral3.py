@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.errors import ModelError
 from model_defs.family import Family
 from model_defs.fields import number, optional_int, require_int
 from model_defs.hf_config import config_from_hf
@@ -33,6 +34,11 @@ ROPE = {
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Ministral3Config`` dictionary; raises ModelError."""
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or ROPE
+    if given is ROPE and hf.get("rope_theta", ROPE["rope_theta"]) != ROPE["rope_theta"]:
+        raise ModelError(
+            f"rope_theta is {hf['rope_theta']!r}, but without rope_parameters Ministral 3 takes all of them as "
+            "published; put it into rope_parameters."
+        )
     hf = {**DEFAULTS, **hf, "rope_scaling": given}
     rope, window = rope_from_hf(hf), optional_int(hf, "sliding_window", 0, minimum=0)
     beta = given.get("llama_4_scaling_beta")

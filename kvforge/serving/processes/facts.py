@@ -89,6 +89,19 @@ def processes_of(server_pid: int, server: ProcessId | None) -> list[ProcessId]:
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
+def programs_below(folder: Path) -> list[ProcessId]:
+    """This project's programs with a path below `folder` on their command lines: workers whose stub has ended, so that
+    they have another parent."""
+    namespace, found = _pid_namespace("self"), []
+    for entry in Path("/proc").iterdir():
+        words = _words(entry.name) if entry.name.isdigit() else []
+        is_own = len(words) > 3 and words[1] == "-m" and words[2].startswith("kvforge.")
+        is_below = is_own and any(word.startswith(f"{folder}/") for word in words[3:])
+        if is_below and _pid_namespace(entry.name) == namespace:
+            found.append(process_id(int(entry.name)))
+    return [process for process in found if process is not None]
+
+
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that the process's threads have had; 0 where the kernel does not say."""
     total = 0

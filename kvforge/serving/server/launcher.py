@@ -35,6 +35,7 @@ from kvforge.serving.processes.facts import (
     model_of_stub,
     process_id,
     processes_of,
+    programs_below,
     raise_open_files_limit,
     wait_gone,
 )
@@ -277,10 +278,11 @@ class TritonServer:
 
     def _kill(self, process: subprocess.Popen) -> None:
         """End tritonserver and all that it started, also what a stub started in its last moment."""
+        assert self._run_dir is not None
         left = [*self._stubs, *descendants(process.pid)]
         process.kill()
         process.wait()
-        while left := [*left, *processes_of(process.pid, self._server_id)]:
+        while left := [*left, *processes_of(process.pid, self._server_id), *programs_below(self._run_dir)]:
             kill_all(left)
             if wait_gone(left, END_TIMEOUT_S):
                 return

@@ -106,10 +106,10 @@ def test_a_checkpoint_that_is_gone_or_changed_is_named(tmp_path: Path) -> None:
 def test_a_model_that_kvforge_does_not_know(tmp_path: Path) -> None:
     shutil.copytree(TEACHER, tmp_path / "checkpoint")
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
-    config |= {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "eos_token_id": [1, 2]}
+    config |= {"model_type": "stablelm", "architectures": ["StableLmForCausalLM"], "eos_token_id": [1, 2]}
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
     found = build(tmp_path / "checkpoint", tmp_path / "engine")["model"]
-    assert (found["model_type"], found["cut"], found["num_layers"]) == ("olmo2", 8, 8)
+    assert (found["model_type"], found["cut"], found["num_layers"]) == ("stablelm", 8, 8)
     assert (found["num_kv_heads"], found["head_dim"], found["eos_token_ids"]) == (2, 64, (1, 2))
     del config["num_hidden_layers"]
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))

@@ -21,6 +21,7 @@ from kvforge.serving.processes.facts import (
     kill_all,
     process_id,
     processes_of,
+    programs_below,
     wait_gone,
 )
 from kvforge.serving.processes.listeners import accepts, listened_ports
@@ -29,6 +30,7 @@ from kvforge.serving.server import triton_install
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS, repository_templates
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
+from tests.support.models.checkpoints import write_byte_tokenizer
 
 
 def on_loopback(**ports: int) -> dict[str, tuple[Address, int]]:
@@ -178,6 +180,19 @@ def test_a_servers_processes_are_known_by_its_pid_stubs_first(start: Callable[..
     start("python", *stub_words(SERVER)[1:])  # somebody's program whose words look like a stub's
     assert processes_of(SERVER, None) == [stub, engine]
     assert set(processes_of(OTHER, None)) == others
+
+
+def test_programs_below_a_run_directory_are_known_by_their_words(
+    start: Callable[..., ProcessId], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    for name in ("run", "run2"):
+        (tmp_path / name).mkdir()
+        write_byte_tokenizer(tmp_path / name)
+    worker = start("python", "-m", "kvforge.runtime.guides.worker", f"{run_dir}/", "2")
+    start("python", "-m", "kvforge.runtime.guides.worker", f"{run_dir}2/", "2")
+    start("python", "-c", "input()", f"{run_dir}/somebody's")
+    assert programs_below(run_dir) == [worker]
 
 
 def test_the_processes_of_who_got_a_servers_pid_later_are_not_the_servers(start: Callable[..., ProcessId]) -> None:
