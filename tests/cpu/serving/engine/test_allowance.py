@@ -1,6 +1,7 @@
 """How long the engine's work may take, by a clock that the tests move: too little for no honest step, little at all."""
 
 import contextlib
+import gc
 import math
 import os
 import random
@@ -179,6 +180,7 @@ def test_no_memory_file_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*arguments: object) -> None:
         raise OSError("no room")
 
+    gc.collect()  # those of earlier tests
     before = memory_files()
     monkeypatch.setattr(os, "ftruncate", fail)
     with pytest.raises(OSError, match="no room"):
