@@ -30,12 +30,12 @@ class PageMemory:
         self.page_bytes = starts.pop()
         self._parts = []
         for run in _runs(rows):
-            first, step = run[0], run.step
-            distance = _address(rows[first + step]) - _address(rows[first]) if len(run) > 1 else 0
+            first, last, num_apart = run[0], run[-1], max(len(run) - 1, 1)
             pages, width = rows[first].shape
-            in_pools = as_strided(rows[first], (pages, len(run), width), (width, distance, 1))
-            apart = starts[first + step] - starts[first] if len(run) > 1 else 0
-            self._parts.append((in_pools, starts[first], apart))
+            in_pools = (_address(rows[last]) - _address(rows[first])) // num_apart
+            in_content = (starts[last] - starts[first]) // num_apart
+            pieces = as_strided(rows[first], (pages, len(run), width), (width, in_pools, 1))
+            self._parts.append((pieces, starts[first], in_content))
 
     def copy(self, page: int, content: memoryview) -> None:
         """Overwrite ``content``, ``page_bytes`` bytes, with a page."""

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,30 +76,35 @@ def processes_of(server_pid: int, server: ProcessId | None) -> list[ProcessId]:
     """The stubs of one tritonserver, then its engine's process, also when it has ended: by its pid on their command
     lines, because orphans have another parent. `server` is the one that is meant, None when it had ended before it was
     looked at; those of another that has the pid now, or has it in another container, are not its processes."""
-    holder, namespace = process_id(server_pid), _pid_namespace("self")
-    found: list[tuple[bool, ProcessId]] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or not ((words := _words(entry.name)) and _is_of(words, server_pid)):
-            continue
-        process = process_id(int(entry.name))
-        if process is None or _pid_namespace(entry.name) != namespace:
-            continue
-        if holder in (None, server) or process.start_time < holder.start_time:
-            found.append((not _is_stub(words), process))
+    holder = process_id(server_pid)
+    found = [
+        (not _is_stub(words), process)
+        for process, words in _processes_with(lambda words: _is_of(words, server_pid))
+        if holder in (None, server) or process.start_time < holder.start_time
+    ]
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
 def programs_below(folder: Path) -> list[ProcessId]:
     """This project's programs with a path below `folder` on their command lines: workers whose stub has ended, so that
     they have another parent."""
-    namespace, found = _pid_namespace("self"), []
-    for entry in Path("/proc").iterdir():
-        words = _words(entry.name) if entry.name.isdigit() else []
+
+    def is_below(words: list[str]) -> bool:
         is_own = len(words) > 3 and words[1] == "-m" and words[2].startswith("kvforge.")
-        is_below = is_own and any(word.startswith(f"{folder}/") for word in words[3:])
-        if is_below and _pid_namespace(entry.name) == namespace:
-            found.append(process_id(int(entry.name)))
-    return [process for process in found if process is not None]
+        return is_own and any(word.startswith(f"{folder}/") for word in words[3:])
+
+    return [process for process, _ in _processes_with(is_below)]
+
+
+def _processes_with(is_meant: Callable[[list[str]], bool]) -> Iterator[tuple[ProcessId, list[str]]]:
+    """The processes whose command lines are meant, with these; none of another container."""
+    namespace = _pid_namespace("self")
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not ((words := _words(entry.name)) and is_meant(words)):
+            continue
+        process = process_id(int(entry.name))
+        if process is not None and _pid_namespace(entry.name) == namespace:
+            yield process, words
 
 
 def cpu_s(pid: int) -> float:
