@@ -14,6 +14,9 @@ from kvforge.runtime.sessions.pools import Pools
 Row = np.ndarray
 """What a pool has of every page, uint8 ``[pages, bytes]``."""
 
+Place = tuple[int, int]
+"""Where a piece begins: in memory, of the first page; in a page's content."""
+
 
 class PageMemory:
     """Views of the pools by page: of each owner all tensors with a row for every page, which is what a prefix that is
@@ -28,12 +31,12 @@ class PageMemory:
         rows = [tensor.numpy() for tensor in _page_rows(manifest, pools)]
         starts = [0, *itertools.accumulate(row.shape[1] for row in rows)]
         self.page_bytes = starts.pop()
+        places = [(_address(row), start) for row, start in zip(rows, starts, strict=True)]
         self._parts = []
-        for run in _runs(rows):
+        for run in _runs([row.shape for row in rows], places):
             first, last, num_apart = run[0], run[-1], max(len(run) - 1, 1)
             pages, width = rows[first].shape
-            in_pools = (_address(rows[last]) - _address(rows[first])) // num_apart
-            in_content = (starts[last] - starts[first]) // num_apart
+            in_pools, in_content = (whole // num_apart for whole in _distance(places, first, last))
             pieces = as_strided(rows[first], (pages, len(run), width), (width, in_pools, 1))
             self._parts.append((pieces, starts[first], in_content))
 
@@ -53,17 +56,20 @@ class PageMemory:
             yield in_pools[page], as_strided(whole[start:], in_pools.shape[1:], (apart, 1))
 
 
-def _runs(rows: Sequence[Row]) -> list[range]:
-    """Return indices of rows of one width that lie at one distance from each other in memory: as few runs as there are
-    where owners are alike, one for each row where none is."""
+def _runs(shapes: Sequence[tuple[int, ...]], places: Sequence[Place]) -> list[range]:
+    """Return indices of pieces of one shape that lie at one distance from each other: as few runs as there are where
+    owners are alike, one for each piece where none is."""
     found = []
-    for period in range(1, len(rows) + 1):
+    for period in range(1, len(shapes) + 1):
         runs: list[range] = []
         for first in range(period):
             start = first
-            for index in range(first + period, len(rows) + period, period):
-                if index >= len(rows) or not _goes_on(rows, start, index, period):
-                    runs.append(range(start, min(index, len(rows)), period))
+            for index in range(first + period, len(shapes) + period, period):
+                if index >= len(shapes) or not (
+                    shapes[index] == shapes[start]
+                    and _distance(places, index - period, index) == _distance(places, start, start + period)
+                ):
+                    runs.append(range(start, min(index, len(shapes)), period))
                     start = index
         found.append(runs)
         if len(runs) == period:  # no longer period has fewer
@@ -71,10 +77,8 @@ def _runs(rows: Sequence[Row]) -> list[range]:
     return min(found, key=len)
 
 
-def _goes_on(rows: Sequence[Row], start: int, index: int, period: int) -> bool:
-    one, other = rows[index - period], rows[index]
-    distance = _address(rows[start + period]) - _address(rows[start])
-    return one.shape == other.shape and _address(other) - _address(one) == distance
+def _distance(places: Sequence[Place], one: int, other: int) -> Place:
+    return places[other][0] - places[one][0], places[other][1] - places[one][1]
 
 
 def _address(row: Row) -> int:

@@ -13,7 +13,7 @@ from kvforge.prefix_store.identity import engine_key
 from kvforge.prefix_store.page_file import HEADER
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.prefixes import tier as tier_module
-from kvforge.runtime.prefixes.page_memory import PageMemory, _page_rows
+from kvforge.runtime.prefixes.page_memory import PageMemory, _page_rows, _runs
 from kvforge.runtime.prefixes.rates import TRY_AGAIN, Rates
 from kvforge.runtime.sessions.pools import allocate_pools
 from tests.support.random_cases import Seeds
@@ -269,6 +269,15 @@ def test_a_page_is_all_that_a_prefix_consists_of(changes) -> None:
     assert before == [b"".join(row[page].numpy().tobytes() for row in _page_rows(manifest, pools)) for page in range(6)]
     memory.fill(2, memoryview(before[4]))
     assert contents() == [*before[:2], before[4], *before[3:]] and len(set(before)) == 6
+
+
+def test_pieces_make_a_run_where_both_memory_and_content_have_one_distance() -> None:
+    """Small pools of other widths are as far apart in memory, whose places are rounded up."""
+    shapes = [(1, width) for width in (8, 100, 8, 200, 8)]
+    runs = _runs(shapes, [(256 * index, start) for index, start in enumerate((0, 8, 108, 116, 316))])
+    assert [list(run) for run in runs] == [[0, 2], [4], [1], [3]]
+    even = [(16, 8)] * 6
+    assert _runs(even, [(128 * index, 8 * index) for index in range(6)]) == [range(6)]
 
 
 def test_the_key_covers_what_k_and_v_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
