@@ -21,23 +21,26 @@ NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 pytestmark = pytest.mark.skipif(NGINX is None or shutil.which("openssl") is None, reason="needs nginx and openssl")
 
 
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture
 def front(url: str, tmp_path: Path) -> Iterator[http.client.HTTPSConnection]:
-    """A connection to nginx, whose second replica is away."""
+    """A connection to nginx, whose second replica is away.
+
+    Both ports stay bound while nginx runs, so that no server of another test can come to either: a socket that is bound
+    alone refuses connections, and with SO_REUSEPORT it lets nginx listen beside it.
+    """
     names = [tmp_path / "key.pem", tmp_path / "cert.pem"]
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     subprocess.run([*command, "-keyout", names[0], "-out", names[1]], check=True, capture_output=True)
-    port, away = unused_port(), unused_port()
+    held = [socket.socket() for _ in range(2)]
+    held[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    for sock in held:
+        sock.bind(("127.0.0.1", 0))
+    port, away = (sock.getsockname()[1] for sock in held)
     text = (EXAMPLES / "nginx.conf").read_text()
     for was, now in (
         ("/etc/kvforge/tls", str(tmp_path)), ("127.0.0.1:8080", f"127.0.0.1:{urlsplit(url).port}"),
-        ("127.0.0.1:8081", f"127.0.0.1:{away}"), ("listen 443", f"listen 127.0.0.1:{port}"),
+        ("127.0.0.1:8081", f"127.0.0.1:{away}"), ("listen 443", f"listen 127.0.0.1:{port} reuseport"),
     ):  # fmt: skip
         assert was in text
         text = text.replace(was, now)
@@ -49,14 +52,17 @@ def front(url: str, tmp_path: Path) -> Iterator[http.client.HTTPSConnection]:
         f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; daemon off; master_process off;\n"
         f"events {{}}\nhttp {{ access_log off;\n{paths}{text}\n}}\n"
     )
-    subprocess.run([str(NGINX), "-t", "-q", "-c", config, "-p", tmp_path], check=True)
-    with subprocess.Popen([str(NGINX), "-c", config, "-p", tmp_path]) as process:
+    command = [str(NGINX), "-c", str(config), "-p", str(tmp_path)]
+    subprocess.run([*command, "-t", "-q"], check=True)
+    with subprocess.Popen(command) as process:
         try:
             wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
             context = ssl.create_default_context(cafile=str(names[1]))
             yield http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT_S, context=context)
         finally:
             process.terminate()
+            for sock in held:
+                sock.close()
 
 
 def test_answers_come_through_and_metrics_do_not(front: http.client.HTTPSConnection) -> None:
