@@ -70,12 +70,24 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def check_is_rewired(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train."""
+    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train, and for a blind
+    cut."""
     family = family_of(checkpoint.hf_config)
+    if family is not None:
+        check_is_not_blind(checkpoint)
     if family is not None and not family.is_rewired:
         raise CheckpointError(
             f"{checkpoint.path} is a {family.model_type} model, which kvforge does not rewire, distil or calibrate; "
             "build an engine of it as it is."
+        )
+
+
+def check_is_not_blind(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a model with a blind cut."""
+    if read_model_config(checkpoint).is_blind:
+        raise CheckpointError(
+            f"{checkpoint.path} has a blind cut, which kvforge does not rewire, distil or calibrate; give the plain "
+            "checkpoint that it was made from."
         )
 
 

@@ -27,11 +27,17 @@ _STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES = 9, 13, 4, 17
 @dataclass(frozen=True)
 class ExportedGraph:
     """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
-    ``state_inputs``."""
+    ``state_inputs`` and the survivors' slots above a blind cut; ``written`` are those whose pools it writes."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
+    written: tuple[int, ...] = ()
+
+    @property
+    def takes_slots(self) -> bool:
+        """Whether its last input is the survivors' slots."""
+        return self.name == "upper" and bool(self.written)
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -92,7 +98,7 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([0, 5, 9, _TOKENS], dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, config.owners, device),
+        example_pools(config, options, config.written_below, device),
         *state_example(options, device),
     )
 
@@ -108,7 +114,13 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, config.owners_above, device),
         *state_example(options, device),
+        *survivor_slots_example(config, device),
     )
+
+
+def survivor_slots_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
+    """Return what ``upper`` takes behind the pools above a blind cut: no state, and the survivors' slots."""
+    return ((), torch.zeros(_SURVIVORS, dtype=torch.int32, device=device)) if config.is_blind else ()
 
 
 def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -142,7 +154,7 @@ def export_lower(
     dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("lower", program, config.owners)
+    return ExportedGraph("lower", program, config.written_below, config.written_below)
 
 
 def export_upper(
@@ -155,11 +167,12 @@ def export_upper(
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
-    state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
-    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state)
+    state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:8]]
+    slots = [{0: auto}] * len(arguments[8:])
+    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state, *slots)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("upper", program, config.owners_above)
+    return ExportedGraph("upper", program, config.owners_above, config.owners_above if config.is_blind else ())
 
 
 def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:

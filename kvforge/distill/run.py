@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_is_not_blind, check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output, check_work
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
@@ -104,6 +104,7 @@ def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = open_model(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
+    check_is_not_blind(checkpoint)
     sizes = read_model_config(checkpoint)
     if not sizes.is_swiftkv:
         raise CheckpointError(f"{src} has no SwiftKV layers to distil; give it a cut with kvforge rewire first.")

@@ -63,6 +63,8 @@ def write_engine(
     checkpoint = open_checkpoint(checkpoint_path)
     model = None if family_of(checkpoint.hf_config) is None else open_model(checkpoint_path)
     config = None if model is None else read_model_config(model)
+    if config is not None and config.is_blind:
+        raise BuildError("Target vllm does not run blind cuts; build with --target cpu.")
     has_cut = config is not None and config.is_swiftkv
     if config is not None and has_cut:
         try:

@@ -45,6 +45,11 @@ def check_prefix_options(
             f"prefix_dir is for engines of target cpu, and this one is of target {manifest.target}; leave out "
             "--prefix-dir, or build the engine for --target cpu."
         )
+    if manifest.model.is_blind:
+        raise EngineError(
+            "prefix_dir keeps pages of all owners, and above a blind cut these have pages of their own; leave out "
+            "--prefix-dir."
+        )
     if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
         reason = (
             "its prompts are predicted" if manifest.predicts
