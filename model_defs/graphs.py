@@ -260,13 +260,16 @@ class UpperGraph(PositionedGraph):
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
         survivor_slots: Tensor | None = None,
+        logit_index: Tensor | None = None,
     ) -> Any:
-        """Return fp32 logits ``[R, vocab]`` of the survivors; the pools then are as an insertion leaves them.
+        """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some; the pools then are as an
+        insertion leaves them.
 
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
         survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
-        ``survivor_slots`` int32 ``[R]`` say where in them the survivors' K and V go.
+        ``survivor_slots`` int32 ``[R]`` say where in them the survivors' K and V go; logits are those of
+        ``logit_index`` int32 ``[L]``.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
@@ -288,6 +291,8 @@ class UpperGraph(PositionedGraph):
                 own_input = own_inputs[layer - config.cut] if own_inputs else None
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
+        if logit_index is not None:
+            hidden = hidden.index_select(0, logit_index)
         head = self.embed if config.tie_embeddings else self.lm_head
         logits = divided(config, head(hidden, self.norm))
         return self.results(logits if config.logit_cap is None else capped(logits, config.logit_cap), pools)

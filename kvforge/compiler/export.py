@@ -21,13 +21,13 @@ from model_defs.weights import FLOAT32
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
-_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES = 9, 13, 4, 17
+_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES, _LOGITS = 9, 13, 4, 17, 2
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
     """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
-    ``state_inputs`` and the survivors' slots above a blind cut; ``written`` are those whose pools it writes."""
+    ``state_inputs`` and what ``past_cut_example`` gives; ``written`` are those whose pools it writes."""
 
     name: str
     program: ExportedProgram
@@ -35,9 +35,9 @@ class ExportedGraph:
     written: tuple[int, ...] = ()
 
     @property
-    def takes_slots(self) -> bool:
-        """Whether its last input is the survivors' slots."""
-        return self.name == "upper" and bool(self.written)
+    def num_past_cut(self) -> int:
+        """How many inputs ``past_cut_example`` gives."""
+        return 2 if self.name == "upper" and self.written else 0
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -114,13 +114,15 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, config.owners_above, device),
         *state_example(options, device),
-        *survivor_slots_example(config, device),
+        *past_cut_example(config, device),
     )
 
 
-def survivor_slots_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
-    """Return what ``upper`` takes behind the pools above a blind cut: no state, and the survivors' slots."""
-    return ((), torch.zeros(_SURVIVORS, dtype=torch.int32, device=device)) if config.is_blind else ()
+def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
+    """Return what ``upper`` takes behind the pools above a blind cut: no state, the survivors' slots, and which of them
+    logits are asked for."""
+    sizes = (_SURVIVORS, _LOGITS) if config.is_blind else ()
+    return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 
 
 def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:

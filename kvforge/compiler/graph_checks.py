@@ -77,7 +77,7 @@ def _is_apart(graph: ExportedGraph, name: str) -> bool:
 
 def _allowed(graph: ExportedGraph) -> set[str]:
     """The operators of a graph, besides those of a KV policy."""
-    return _ALLOWED[graph.name] | (_CACHE_WRITERS & _ALLOWED["lower"] if graph.takes_slots else set())
+    return _ALLOWED[graph.name] | (_CACHE_WRITERS & _ALLOWED["lower"] if graph.num_past_cut else set())
 
 
 def _check_linears(graph: ExportedGraph, options: ResolvedOptions) -> None:
@@ -190,7 +190,7 @@ def _pool_inputs(
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
     names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
-    end = len(names) - len(options.policy.keeping.state_inputs) - graph.takes_slots
+    end = len(names) - len(options.policy.keeping.state_inputs) - graph.num_past_cut
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
     for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):

@@ -65,7 +65,7 @@ def round_by_text(
     rows, positions = torch.arange(len(hidden)).int(), step.tokens[1]
     above = [step.pools[config.owners.index(owner)] for owner in config.owners_above]
     slots = step.tokens[2] if config.is_blind else None
-    upper(hidden, rows, step.starts, positions, step.lengths, step.table, above, survivor_slots=slots)
+    upper(hidden, rows, step.starts, positions, step.lengths, step.table, above, (), slots)
     if early_exit is not None:
         early_exit(hidden, rows)
     return rounding.packed

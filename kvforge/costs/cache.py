@@ -73,10 +73,21 @@ def sequence_kv_bytes(model: ModelConfig, kv_dtype: str, num_prompt_tokens: int,
     return num_tokens * kv_bytes_below(model, kv_dtype) + seen * kv_bytes_above(model, kv_dtype)
 
 
-def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float) -> float:
-    """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
-    owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
-    """
+def keys_at(model: ModelConfig, context: float, num_prompt_tokens: float | None = None) -> list[float]:
+    """Return the keys that a token sees in each layer where ``context`` are there: no more than its window, and above a
+    blind cut what is seen there of a prompt of ``num_prompt_tokens`` (default: ``context``) and of what follows it."""
     keys = [min(context, window) if window else context for window in model.layer_windows]
+    if (visibility := visibility_of(model)) is not None:
+        prompt = context if num_prompt_tokens is None else num_prompt_tokens
+        keys[model.cut :] = [visibility.num_seen(prompt, context)] * (model.num_layers - model.cut)
+    return keys
+
+
+def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float, num_prompt_tokens: float | None = None) -> float:
+    """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
+    owner's, as many keys as ``keys_at`` says. The floor of a step counts each owner once instead: ``context *
+    kv_bytes``.
+    """
+    keys = keys_at(model, context, num_prompt_tokens)
     read = [model.cached_numbers_of(owner) for owner in model.owner_of_layer]
     return kv_bytes(model, kv_dtype) / cached_numbers(model) * sum(map(operator.mul, keys, read))

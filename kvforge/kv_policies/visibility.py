@@ -1,10 +1,13 @@
 """Which tokens of a sequence go past a blind cut (SPEED, arXiv 2605.06105)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from model_defs import ModelConfig
+
+Count = TypeVar("Count", int, float)
+"""Of tokens; means of them in costs."""
 
 
 @dataclass(frozen=True)
@@ -14,11 +17,11 @@ class Visibility:
 
     num_anchors: int
 
-    def num_hidden(self, num_prompt_tokens: int) -> int:
+    def num_hidden(self, num_prompt_tokens: Count) -> Count:
         """Return how many of a prompt's tokens never go past the cut."""
         return max(num_prompt_tokens - 1 - self.num_anchors, 0)
 
-    def num_seen(self, num_prompt_tokens: int, num_tokens: int) -> int:
+    def num_seen(self, num_prompt_tokens: Count, num_tokens: Count) -> Count:
         """Return how many of a sequence's first ``num_tokens`` go past the cut. One that does, at position p, has the
         index ``num_seen(num_prompt_tokens, p)`` in the caches above it."""
         return max(min(num_tokens, self.num_anchors), num_tokens - self.num_hidden(num_prompt_tokens))

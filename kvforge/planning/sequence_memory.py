@@ -8,7 +8,7 @@ from kvforge.costs.cache import exact_bytes, owner_cache
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.features import LATENT, PAGING, SLIDING_WINDOW, Asked, feature_of, feature_of_cache
+from kvforge.kv_policies.features import BLIND_CUT, LATENT, PAGING, SLIDING_WINDOW, Asked, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, PlannedWorkload, Variant
@@ -66,7 +66,7 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
 def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) -> None:
     cache = [feature_of_cache(kv_dtype)] if KV_FORMATS[kv_dtype].element_bits < 16 else []
     asked = Asked(model, policy, kv_dtype, kv_dtype)
-    of_model = [feature for feature in (SLIDING_WINDOW, LATENT) if feature.is_there(asked)]
+    of_model = [feature for feature in (BLIND_CUT, SLIDING_WINDOW, LATENT) if feature.is_there(asked)]
     check([feature_of(policy), PAGING, *cache, *of_model])
     for one in (policy, of_cache(policy, kv_dtype)):
         one.check(model.num_kv_heads, model.head_dim, page_size)

@@ -11,7 +11,14 @@ from kvforge.common.hardware import cpu_isa
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
 from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs, slot_inputs
+from kvforge.runtime.sessions.inputs import (
+    LowerStep,
+    PredictStep,
+    UpperStep,
+    VerifyStep,
+    past_cut_inputs,
+    policy_inputs,
+)
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
 from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
@@ -40,7 +47,7 @@ class CpuSession(Session):
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         memory = itertools.chain.from_iterable(pools[self._upper_pools])
-        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *slot_inputs(step)])[0]
+        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *past_cut_inputs(step)])[0]
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""

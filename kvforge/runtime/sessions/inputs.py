@@ -54,6 +54,8 @@ class UpperStep(NamedTuple):
     """As ``LowerStep``'s."""
     survivor_slots: Tensor | None = None
     """[R] page * page_size + offset where K and V of survivors go, above a blind cut; None with any other"""
+    logit_index: Tensor | None = None
+    """[L] survivors whose logits are asked for there, at least one; None: all"""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -97,6 +99,8 @@ def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs
     return step.state or neutral_inputs(policy, step.kv_length.shape[0])
 
 
-def slot_inputs(step: UpperStep) -> tuple[Tensor, ...]:
-    """Return what ``upper`` takes behind those."""
-    return () if step.survivor_slots is None else (step.survivor_slots,)
+def past_cut_inputs(step: UpperStep) -> tuple[Tensor, ...]:
+    """Return what ``upper`` takes behind those above a blind cut."""
+    if step.survivor_slots is None or step.logit_index is None:
+        return ()
+    return step.survivor_slots, step.logit_index

@@ -25,17 +25,17 @@ class StepBatch:
     survivor_start: torch.Tensor
     """[S+1]"""
     logit_rows: torch.Tensor | None = None
-    """Which of the survivors' logits are asked for, as the others only go past the cut to be observed, or for K and V
-    above a blind one; None: all."""
+    """Which of the survivors' logits are asked for, as the others only go past the cut to be observed; None: all."""
     past_cut: PastCut | None = None
-    """Where K and V above a blind cut are; None with any other."""
+    """What goes past a blind cut; None with any other."""
 
     def upper(self, hidden: torch.Tensor) -> UpperStep:
         """Return what follows; ``hidden`` is ``lower``'s result."""
         step, above = self.lower, self.past_cut
         if above is not None:
             tokens = hidden, above.survivor_index, above.survivor_start, step.positions
-            return UpperStep(*tokens, above.kv_length, above.page_table, step.state, above.slots)
+            more = above.kv_length, above.page_table, step.state, above.slots, above.logit_index
+            return UpperStep(*tokens, *more)
         return UpperStep(
             hidden,
             self.survivor_index,
@@ -141,7 +141,7 @@ class StepBatchBuilder:
         )
         if self._visibility is not None:
             above = planned_past_cut(plan, slots, self._visibility, self._page_size)
-            return StepBatch(step, above.survivor_index, above.survivor_start, above.logit_rows, above)
+            return StepBatch(step, above.survivor_index, above.survivor_start, past_cut=above)
         survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
         is_observed = self._observing is not None and len(logit_rows) < num_survivors
         return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)

@@ -25,8 +25,10 @@ class PastCut:
     """[S, M]"""
     slots: torch.Tensor
     """[R] page * page_size + offset where their K and V go"""
-    logit_rows: torch.Tensor
-    """[L] which of the survivors' logits are asked for, int64"""
+    logit_index: torch.Tensor
+    """[L] survivors whose logits are asked for; one that nobody asks for where that is none"""
+    num_asked: int
+    """Logits asked for."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ def past_cut(chunks: SequenceOf[ComputedChunk], visibility: Visibility, page_siz
     for row, chunk in enumerate(chunks):
         pages = chunk.pages[: table.shape[1]]
         table[row, : len(pages)] = pages
+    asked = np.concatenate(rows)
     return PastCut(
         torch.from_numpy(np.concatenate(index).astype(np.int32)),
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(lengths, dtype=torch.int32),
         torch.from_numpy(table),
         torch.from_numpy(np.concatenate(slots).astype(np.int32)),
-        torch.from_numpy(np.concatenate(rows)),
+        torch.from_numpy(asked.astype(np.int32) if len(asked) else np.zeros(1, dtype=np.int32)),
+        len(asked),
     )
 
 
@@ -86,7 +90,8 @@ def planned_past_cut(plan: Schedule, slots: SlotTable, visibility: Visibility, p
         torch.from_numpy(cached + 1),
         torch.from_numpy(slots.upper_table[rows, : int(cached.max()) // page_size + 1]),
         torch.from_numpy(pages * np.int32(page_size) + cached % page_size),
-        torch.from_numpy(everyone[:-1].astype(np.int64)),
+        torch.from_numpy(everyone[:-1]),
+        len(rows),
     )
 
 

@@ -148,6 +148,8 @@ class Runner:
         if not batch.num_survivors:
             return None
         logits = self._upper(batch.upper(hidden))
+        if batch.past_cut is not None and not batch.past_cut.num_asked:
+            return None
         if batch.logit_rows is None:
             return logits
         return logits[batch.logit_rows] if len(batch.logit_rows) else None

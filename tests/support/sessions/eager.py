@@ -24,7 +24,14 @@ from kvforge.compiler.export import uninitialised
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs, slot_inputs
+from kvforge.runtime.sessions.inputs import (
+    LowerStep,
+    PredictStep,
+    UpperStep,
+    VerifyStep,
+    past_cut_inputs,
+    policy_inputs,
+)
 from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
@@ -86,7 +93,7 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        behind = policy_inputs(step, self._policy), *slot_inputs(step)
+        behind = policy_inputs(step, self._policy), *past_cut_inputs(step)
         return self._upper(*step.inputs, pools[self.manifest.upper_pools], *behind)
 
     @torch.inference_mode()
