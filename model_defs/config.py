@@ -127,7 +127,7 @@ class ModelConfig:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
             )
-        if self.early_exit and not self.is_swiftkv:
+        if self.early_exit and not (self.is_swiftkv or self.is_blind):
             raise ModelError(
                 "early_exit is true in the model configuration, but the model has no cut to exit at; set "
                 "num_key_value_layers below num_hidden_layers, or early_exit to false."

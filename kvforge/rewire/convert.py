@@ -166,7 +166,7 @@ def _rewired(source: PlainCheckpoint, options: RewireOptions, cut: int) -> Model
     early_exit = options.early_exit
     try:
         cut_at = dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
-        config = dataclasses.replace(cut_at, num_anchors=options.num_anchors)
+        config = dataclasses.replace(cut_at, num_anchors=options.num_anchors or 0)
         config.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{source.checkpoint.path}: {error}") from None

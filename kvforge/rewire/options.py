@@ -29,7 +29,7 @@ class RewireOptions:
     num_samples: int = 64
     num_tokens: int = 512
     max_shard_bytes: int = 5_000_000_000
-    num_anchors: int = 0
+    num_anchors: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_anchors:

@@ -111,7 +111,8 @@ def check_own_options(options: BuildOptions) -> None:
     reason, remedy = VLLM.limits[Need.OWN_ENGINE].reason, VLLM.remedy
     for feature in all_features():
         name = feature.option
-        if Need.OWN_ENGINE in feature.needs and getattr(options, name) != getattr(BuildOptions, name):
+        is_given = bool(name) and getattr(options, name) != getattr(BuildOptions, name)
+        if Need.OWN_ENGINE in feature.needs and is_given:
             flag = f"--{name.replace('_', '-')}"
             raise BuildError(f"{flag} is for {Need.OWN_ENGINE.value}, but with target vllm {reason}; {remedy}.")
 
