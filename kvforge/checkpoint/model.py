@@ -70,11 +70,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def check_is_rewired(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train, and for a blind
-    cut."""
+    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train."""
     family = family_of(checkpoint.hf_config)
-    if family is not None:
-        check_is_not_blind(checkpoint)
     if family is not None and not family.is_rewired:
         raise CheckpointError(
             f"{checkpoint.path} is a {family.model_type} model, which kvforge does not rewire, distil or calibrate; "
@@ -86,7 +83,7 @@ def check_is_not_blind(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a model with a blind cut."""
     if read_model_config(checkpoint).is_blind:
         raise CheckpointError(
-            f"{checkpoint.path} has a blind cut, which kvforge does not rewire, distil or calibrate; give the plain "
+            f"{checkpoint.path} has a blind cut, which kvforge does not rewire, predict or quantize; give the plain "
             "checkpoint that it was made from."
         )
 

@@ -75,8 +75,8 @@ class UpperPages:
             self._slots.num_hidden[sequence.slot] = self._visibility.num_hidden(sequence.num_prompt_tokens)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence upper pages for ``num_tokens`` computed tokens, of which it has the lower ones; False
-        if too few are left, those then are its."""
+        """Give a sequence upper pages for ``num_tokens`` computed tokens, of which it has the lower ones, and note them
+        in its slot, where it has one; False if too few are left, those then are its."""
         pages = sequence.upper_pages
         while len(pages) < self.pages_for(sequence, num_tokens):
             page = self.pool.allocate()
@@ -85,7 +85,8 @@ class UpperPages:
             index = len(pages)
             if index < self._num_shared:
                 self.above[sequence.pages[index]], self._lower_of[page] = page, sequence.pages[index]
-            self._slots.upper_table[sequence.slot, index] = page
+            if sequence.slot >= 0:
+                self._slots.upper_table[sequence.slot, index] = page
             pages.append(page)
         return True
 

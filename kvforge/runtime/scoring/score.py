@@ -110,10 +110,6 @@ def stream_logits(
             "given tokens are scored by kvforge's own engines alone; build one for another target than vllm, or leave "
             "perplexity and the teacher out."
         )
-    if engine.manifest.model.is_blind:
-        raise EngineError(
-            "given tokens are not scored through a blind cut; take an engine with another cut, or generate instead."
-        )
     pending = deque(
         ScoredSequence(engine, index, *request) for index, request in enumerate(requests) if len(request[1])
     )

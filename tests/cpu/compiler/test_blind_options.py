@@ -16,9 +16,9 @@ from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import resolve
 from kvforge.costs.cache import kv_bytes, kv_read_bytes, sequence_kv_bytes
 from kvforge.costs.flops import full_token, output_flops, prompt_flops, skipped_token
-from kvforge.distill.run import _open
 from kvforge.kv_policies.visibility import Visibility
 from kvforge.quantize.export import _open as open_to_quantize
+from kvforge.rewire.source import open_source
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.prefixes.options import check_prefix_options
@@ -99,8 +99,8 @@ def test_models_are_refused(changes: dict[str, Any], sentence: str) -> None:
 
 def test_what_does_not_read_such_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_blind(make_checkpoint(tmp_path / "model"), 2, 16)
-    for read in (_open, open_to_quantize):
-        with pytest.raises(KvforgeError, match="has a blind cut, which kvforge does not rewire, distil or calibrate"):
+    for read in (open_source, open_to_quantize):
+        with pytest.raises(KvforgeError, match="has a blind cut, which kvforge does not rewire, predict or quantize"):
             read(path)
     assert main(["rewire", str(path), str(tmp_path / "out"), "--cut-layer", "2"]) == 1
     assert "has a blind cut" in capsys.readouterr().err
@@ -116,8 +116,8 @@ def test_engines_refuse_what_needs_prompts_above_the_cut(tmp_path: Path) -> None
     with pytest.raises(RequestError, match="39 tokens past the model's cut and need 5 pages there"):
         engine.add_request("a", [3] * 10, SamplingParams(max_tokens=30))
     engine.add_request("a", [3] * 30, SamplingParams(max_tokens=5))
-    with pytest.raises(EngineError, match="not scored through a blind cut"):
-        score(LLM(session=session, num_pages=8), [([3, 4], [5])])
+    with pytest.raises(RequestError, match="needs 5 pages above the model's cut, but the engine has 3"):
+        score(LLM(session=session, num_pages=8, num_upper_pages=3), [([3, 4], [5] * 40)])
     with pytest.raises(EngineError, match="leave out --prefix-dir"):
         check_prefix_options(session.manifest, tmp_path, None)
     with pytest.raises(EngineError, match="num_upper_pages is 0"):

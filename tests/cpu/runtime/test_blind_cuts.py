@@ -11,7 +11,8 @@ import torch
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.compiler import BuildOptions
-from kvforge.runtime import LLMEngine, SamplingParams, SpeculativeConfig
+from kvforge.runtime import LLM, LLMEngine, SamplingParams, SpeculativeConfig
+from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.pools import device_bytes
 from model_defs.reference import reference_logits
 from tests.cpu.runtime.test_engine_properties import CountingSession, alone, short_plan
@@ -169,6 +170,29 @@ def test_drafts_change_no_token(drafts: str, tmp_path: Path, seeds: Seeds) -> No
     session = session_of(checkpoint(tmp_path, "qwen3"))
     counts = compare(session, schedules := seeds(40, 200), drafts)
     assert min(counts["accepted"], counts["drafts"] - counts["accepted"]) > len(schedules) // 20, counts
+
+
+def test_scores_are_the_references(tmp_path: Path) -> None:
+    """Of continuations whose contexts begin alike, in chunks, with prefixes that are kept and without."""
+    path = checkpoint(tmp_path, "qwen3")
+    session, weights = session_of(path), load_weights(path)
+    config = read_model_config(open_model(path))
+    generator = torch.Generator().manual_seed(5)
+    shared = torch.randint(3, config.vocab_size, (60,), generator=generator).tolist()
+    sizes = [(1, 30), (12, 9), (17, 20), (40, 1), (60, 25), (60, 12)]
+    requests = [
+        (shared[:size], torch.randint(3, config.vocab_size, (count,), generator=generator).tolist())
+        for size, count in sizes
+    ]
+    for chunk, keep in ((256, True), (11, True), (7, False)):
+        llm = LLM(session=session, num_pages=24, num_upper_pages=8, max_num_tokens=chunk, enable_prefix_cache=keep)
+        for (context, continuation), found in zip(requests, score(llm, requests), strict=True):
+            ids = torch.tensor([*context, *continuation])
+            logits = reference_logits(config, weights, ids, num_prompt_tokens=len(context))[len(context) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(continuation)[:, None])[:, 0]
+            assert_near(found.logprobs, expected, model_error(config, len(ids)), (len(context), chunk))
+        llm.engine.check_invariants()
+        assert llm.engine.scheduler.upper_pages.pool.num_used == 0
 
 
 def test_bytes_allocated_are_those_of_both_pools(tmp_path: Path) -> None:
