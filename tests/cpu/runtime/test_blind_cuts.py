@@ -11,6 +11,7 @@ import torch
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.compiler import BuildOptions
+from kvforge.planning.sequence_memory import sequence_bytes
 from kvforge.runtime import LLM, LLMEngine, SamplingParams, SpeculativeConfig
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.pools import device_bytes
@@ -203,3 +204,5 @@ def test_bytes_allocated_are_those_of_both_pools(tmp_path: Path) -> None:
     assert (manifest.page_bytes, manifest.upper_page_bytes) == (2 * per_owner, 2 * per_owner)
     assert device_bytes(manifest, engine.runner.pools) == 40 * manifest.page_bytes + 12 * manifest.upper_page_bytes
     assert engine.stats()["kv_device_bytes"] == device_bytes(manifest, engine.runner.pools)
+    of_prompt = 64 * manifest.page_bytes + 3 * manifest.upper_page_bytes  # 16 anchors and the last of 512 tokens
+    assert sequence_bytes(manifest)["sequence_device_bytes"] == of_prompt
