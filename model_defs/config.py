@@ -47,6 +47,9 @@ class ModelConfig:
     adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
     ``attention_sinks`` are scores that each head of a layer has besides those of keys, and that no value goes with.
 
+    With ``num_anchors`` the cut is blind (SPEED, arXiv 2605.06105): layers from ``cut`` on make K and V of their own
+    inputs, as they did before, and see no tokens of a prompt but that many first ones and its last.
+
     With ``latent`` a layer's K and V are one row of ``head_dim`` numbers, ``latent.width``, with a single KV head.
     """
 
@@ -83,6 +86,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     layer_norms: LayerNorms = LayerNorms()
     layer_owners: tuple[int, ...] = ()
+    num_anchors: int = 0
     global_head_dim: int | None = None
     layer_intermediate_sizes: tuple[int, ...] = ()
     v_norm: bool = False
@@ -123,7 +127,7 @@ class ModelConfig:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
             )
-        if self.early_exit and not self.is_swiftkv:
+        if self.early_exit and not (self.is_swiftkv or self.is_blind):
             raise ModelError(
                 "early_exit is true in the model configuration, but the model has no cut to exit at; set "
                 "num_key_value_layers below num_hidden_layers, or early_exit to false."
@@ -134,6 +138,7 @@ class ModelConfig:
                 f"{self.num_layers} layers; give one per layer."
             )
         self._check_sizes()
+        self._check_blind()
         for rope, head_dim in self.rotations:
             rope.check(head_dim)
         for layer, owner in enumerate(self.layer_owners):
@@ -157,6 +162,24 @@ class ModelConfig:
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
+
+    def _check_blind(self) -> None:
+        """Raise ModelError where a blind cut is in a model whose layers cannot have one."""
+        if not 0 <= self.num_anchors <= MAX_SIZE:
+            raise ModelError(f"num_anchor_tokens is {self.num_anchors}; it must be from 1 to {MAX_SIZE}.")
+        if not self.is_blind:
+            return
+        reasons = {
+            "it has no cut": not self.has_cut,
+            "its layers share caches by a table": bool(self.layer_owners),
+            "layers above the cut have a sliding window": any(self.layer_windows[self.cut :]),
+            "its attention is latent": self.latent is not None,
+            "its layers have inputs of their own": bool(self.per_layer_input),
+            "it has an early exit": self.early_exit,
+        }
+        for reason, is_so in reasons.items():
+            if is_so:
+                raise ModelError(f"A blind cut (num_anchor_tokens above 0) is not for this model: {reason}.")
 
     def check_shared_caches(self) -> None:
         """Raise ModelError where layers that read one cache do not rotate alike: K is cached rotated."""
@@ -187,6 +210,7 @@ class ModelConfig:
             num_layers=count,
             cut=count,
             group_size=1,
+            num_anchors=0,
             early_exit=False,
             layer_windows=self.layer_windows[:count],
             layer_owners=self.layer_owners[:count],
@@ -282,7 +306,12 @@ class ModelConfig:
     @property
     def is_swiftkv(self) -> bool:
         """Whether layers above the cut take their K and V from a single input."""
-        return self.has_cut and not self.layer_owners
+        return self.has_cut and not self.layer_owners and not self.is_blind
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether layers above the cut see no tokens of a prompt but its anchors and its last."""
+        return self.num_anchors > 0
 
     @property
     def width_at_cut(self) -> int:
@@ -295,7 +324,7 @@ class ModelConfig:
 
     def has_own_kv(self, layer: int) -> bool:
         """Whether a layer makes its K and V itself, of its own input."""
-        return layer < self.cut and self.owner_of_layer[layer] == layer
+        return (layer < self.cut or self.is_blind) and self.owner_of_layer[layer] == layer
 
     @property
     def owner_of_layer(self) -> tuple[int, ...]:
@@ -316,6 +345,11 @@ class ModelConfig:
     def upper_owners(self) -> tuple[int, ...]:
         """Owners at or above the cut: the leaders of the AcrossKV groups."""
         return tuple(owner for owner in self.owners if owner >= self.cut)
+
+    @property
+    def written_below(self) -> tuple[int, ...]:
+        """Owners whose caches the lower graph is given and writes, ascending: all, but with a blind cut."""
+        return tuple(owner for owner in self.owners if owner < self.cut) if self.is_blind else self.owners
 
     @property
     def owners_above(self) -> tuple[int, ...]:

@@ -115,6 +115,23 @@ class PositionedGraph(nn.Module):
         """Return the step with an owner's pages as they are numbered in its pool."""
         return replace(step, page_table=step.page_table + self.first_page(owner, pool)) if self.owners_share else step
 
+    def write(self, owner: int, kv: Sequence[Tensor], pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
+        """Write K and V, or rows, none rotated, of T tokens to their slots ``[T]`` in an owner's pool; returns it."""
+        if self.config.latent is not None:
+            return latent_kv_write(kv[0], step.cos, step.sin, slot_mapping, *pool)
+        k_scale, v_scale = self.kv_scales[owner]
+        cache = pool[: len(pool) - step.policy.num_pools]
+        if self.owners_share:
+            first_slot = self.first_page(owner, pool) * pool[0].shape[1]
+            slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
+        written = rope_paged_kv_write(
+            kv[0], kv[1], step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
+        )
+        pool = (*written, *pool[len(cache) :])
+        if step.policy.after_write is not None:
+            step.policy.after_write(pool, step.query_start, step.kv_length, step.page_table)
+        return pool
+
 
 class Embedding(nn.Module):
     """Holds the token embedding, whose name is ``embed.weight`` in both graphs."""
@@ -181,8 +198,9 @@ class LowerGraph(PositionedGraph):
         """Return the hidden state ``[T, width_at_cut]`` entering the cut layer, with what the layers above it have of
         their own at its end; the pools then have this step's K and V.
 
-        ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
-        new ones. Every owner's pool is written once, and with an insertion again before a layer reads it.
+        ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` are those of
+        ``config.written_below``, in order, as are the new ones. Each of these is written once, and with an
+        insertion again before a layer reads it.
         """
         config = self.config
         steps = self.steps(positions, query_start, kv_length, page_table, state)
@@ -194,7 +212,7 @@ class LowerGraph(PositionedGraph):
             if owner == layer:
                 q, *kv = block.project_qkv(hidden)
                 index = len(new_pools)
-                new_pools.append(self._write(layer, kv, pools[index], slot_mapping, step))
+                new_pools.append(self.write(layer, kv, pools[index], slot_mapping, step))
             else:
                 q, index = block.project_q(hidden), config.owners.index(owner)
             written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
@@ -206,32 +224,15 @@ class LowerGraph(PositionedGraph):
                 if config.qk_norm or config.latent is not None:
                     make_key = self.layers[str(owner)]["k_norm" if config.qk_norm else "rows"]
                     kv = (make_key(kv[0]), *kv[1:])
-                new_pools.append(self._write(owner, kv, pool, slot_mapping, steps[owner]))
+                new_pools.append(self.write(owner, kv, pool, slot_mapping, steps[owner]))
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         return self.results(hidden, new_pools)
 
-    def _write(self, owner: int, kv: Sequence[Tensor], pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
-        """Write K and V, or rows, none rotated."""
-        if self.config.latent is not None:
-            return latent_kv_write(kv[0], step.cos, step.sin, slot_mapping, *pool)
-        k_scale, v_scale = self.kv_scales[owner]
-        cache = pool[: len(pool) - step.policy.num_pools]
-        if self.owners_share:
-            first_slot = self.first_page(owner, pool) * pool[0].shape[1]
-            slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
-        written = rope_paged_kv_write(
-            kv[0], kv[1], step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
-        )
-        pool = (*written, *pool[len(cache) :])
-        if step.policy.after_write is not None:
-            step.policy.after_write(pool, step.query_start, step.kv_length, step.page_table)
-        return pool
-
 
 class UpperGraph(PositionedGraph):
     """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache but what
-    an insertion does."""
+    an insertion does, and above a blind cut the survivors' K and V."""
 
     def __init__(
         self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
@@ -258,11 +259,17 @@ class UpperGraph(PositionedGraph):
         page_table: Tensor,
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
+        survivor_slots: Tensor | None = None,
+        logit_index: Tensor | None = None,
     ) -> Any:
-        """Return fp32 logits ``[R, vocab]`` of the survivors; the pools then are as an insertion leaves them.
+        """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some; the pools then are as an
+        insertion leaves them.
 
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
-        tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order.
+        tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
+        survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
+        ``survivor_slots`` int32 ``[R]`` say where in them the survivors' K and V go; logits are those of
+        ``logit_index`` int32 ``[L]``.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
@@ -274,12 +281,18 @@ class UpperGraph(PositionedGraph):
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 owner = config.owner_of_layer[layer]
-                q = block.project_q(hidden)
                 pool = pool_of_owner[owner]
+                if survivor_slots is not None and owner == layer:
+                    q, *kv = block.project_qkv(hidden)
+                    pool = self.write(owner, kv, pool, survivor_slots, steps[layer])
+                else:
+                    q = block.project_q(hidden)
                 own = self.own_pages(steps[layer], owner, pool)
                 own_input = own_inputs[layer - config.cut] if own_inputs else None
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
+        if logit_index is not None:
+            hidden = hidden.index_select(0, logit_index)
         head = self.embed if config.tie_embeddings else self.lm_head
         logits = divided(config, head(hidden, self.norm))
         return self.results(logits if config.logit_cap is None else capped(logits, config.logit_cap), pools)

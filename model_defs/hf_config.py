@@ -13,6 +13,11 @@ SMALLEST_EPS = 2.0**-126
 """The least float32 that is not denormal: kernels may take a smaller one for 0, of which a row of zeros makes NaN."""
 
 
+BLIND = "blind"
+CUT_KINDS = ("single-input", BLIND)
+"""What ``cut_kind`` of a rewired config.json may be: where layers above the cut have K and V from."""
+
+
 def config_from_hf(
     hf: Mapping[str, Any],
     *,
@@ -51,11 +56,20 @@ def config_from_hf(
         tie_embeddings=optional_flag(hf, "tie_word_embeddings"),
         cut=optional_int(hf, "num_key_value_layers", num_layers) if is_swiftkv else num_layers,
         group_size=optional_int(hf, "key_value_group_size", 1) if is_swiftkv else 1,
+        num_anchors=_anchors(hf) if is_swiftkv else 0,
         early_exit=optional_flag(hf, "early_exit"),
         bos_token_id=next(iter(token_ids(hf, "bos_token_id", vocab_size)), None),
         eos_token_ids=token_ids(hf, "eos_token_id", vocab_size),
         **variant,
     )
+
+
+def _anchors(hf: Mapping[str, Any]) -> int:
+    """Return the anchors of a blind cut, 0 of one with a single input."""
+    kind = hf.get("cut_kind", CUT_KINDS[0])
+    if kind not in CUT_KINDS:
+        raise ModelError(f"cut_kind {reprlib.repr(kind)} is not supported; supported are {', '.join(CUT_KINDS)}.")
+    return require_int(hf, "num_anchor_tokens") if kind == BLIND else 0
 
 
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}

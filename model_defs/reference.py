@@ -37,18 +37,29 @@ def _rotate(x: Tensor, rope: RopeConfig) -> Tensor:
 
 Attend = Callable[..., Tensor]
 """Attention over the cache of an owner: of its number, rotated q ``[heads, n, d]`` and k ``[kv_heads, n, d]``, v
-``[kv_heads, n, v]``, the window and, in models with sinks, the layer's, it returns ``[n, heads * v]``."""
+``[kv_heads, n, v]``, the window and, in models with sinks, the layer's, it returns ``[n, heads * v]``. Above a blind
+cut ``hidden`` bool ``[n]`` says which keys nobody sees."""
 
 
-def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None = None) -> Tensor:
+def attend(
+    owner: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    sinks: Tensor | None = None,
+    hidden: Tensor | None = None,
+) -> Tensor:
     """Causal attention of ``[heads, n, d]`` over k ``[kv_heads, n, d]`` and v; see ``Attend``. ``sinks`` ``[heads]``
-    are the scores of one key more, whose value is zero."""
+    are the scores of one key more, whose value is zero; ``hidden`` bool ``[n]`` are keys that nobody sees."""
     heads, tokens, head_dim = q.shape
     k, v = (x.repeat_interleave(heads // k.shape[0], dim=0) for x in (k, v))
     row, column = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
     seen = column <= row
     if window:
         seen &= column > row - window
+    if hidden is not None:
+        seen &= ~hidden
     scores = (q.float() @ k.float().transpose(1, 2)) * head_dim**-0.5
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is not None:
@@ -161,9 +172,10 @@ def reference_logits(
     kv_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
+    num_prompt_tokens: int | None = None,
 ) -> Tensor:
     """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``; the cache as in ``reference_hidden``."""
-    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales, attend)[-1]
+    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales, attend, num_prompt_tokens)[-1]
     head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
     return _head(config, weights, last, "model.norm", head)
 
@@ -192,6 +204,16 @@ def _own_inputs(config: ModelConfig, weights: Mapping[str, Tensor], input_ids: T
     return (_rms_norm(context.unflatten(-1, (-1, width)), gain, config.rms_norm_eps) + rows) * 2**-0.5
 
 
+def _hidden_keys(config: ModelConfig, num_prompt_tokens: int | None, num_tokens: int) -> Tensor | None:
+    """Which tokens of a sequence nobody sees above a blind cut, bool ``[n]``; raises ValueError without its prompt."""
+    if not config.is_blind:
+        return None
+    if num_prompt_tokens is None:
+        raise ValueError("a model with a blind cut needs num_prompt_tokens")
+    position = torch.arange(num_tokens)
+    return (position >= config.num_anchors) & (position < num_prompt_tokens - 1)
+
+
 def reference_hidden(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
@@ -199,6 +221,7 @@ def reference_hidden(
     kv_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
+    num_prompt_tokens: int | None = None,
 ) -> list[Tensor]:
     """Return the residual stream ``[n, hidden]`` entering each layer, and last the one that leaves the last layer.
 
@@ -206,8 +229,10 @@ def reference_hidden(
     ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
     ``kv_dtype``, that of the cache or K's and V's, attention sees rotated K and V as such a cache returns them: a
     quantized one with a scale per token and head, or with ``kv_scales`` of each owner. ``attend`` takes the place of
-    exact attention.
+    exact attention. A model with a blind cut is told the ``num_prompt_tokens`` of the sequence: all tokens go through
+    all layers here, but above the cut no query sees the prompt's hidden tokens, whose own rows say nothing there.
     """
+    hidden_keys = _hidden_keys(config, num_prompt_tokens, len(input_ids))
     scales: dict[int, tuple[float, float]] = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
     k_dtype, v_dtype = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
 
@@ -266,7 +291,8 @@ def reference_hidden(
             k_scale, v_scale = scales.get(owner, (None, None))
             shared[owner] = _cached(k, k_dtype, k_scale), _cached(v, v_dtype, v_scale)
         sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
-        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks)
+        masks = {"hidden": hidden_keys} if config.is_blind and layer >= config.cut else {}
+        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks, **masks)
         norms = config.layer_norms
         hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
         x = before(hidden, f"{prefix}.{norms.before_mlp}")

@@ -79,6 +79,15 @@ def check_is_rewired(checkpoint: Checkpoint) -> None:
         )
 
 
+def check_is_not_blind(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a model with a blind cut."""
+    if read_model_config(checkpoint).is_blind:
+        raise CheckpointError(
+            f"{checkpoint.path} has a blind cut, which kvforge does not rewire, predict or quantize; give the plain "
+            "checkpoint that it was made from."
+        )
+
+
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise CheckpointError now, not after minutes of work, if a tensor is missing or misshapen, if no weight is stored
     as config.json says, or if there is a bias or a layer that the configuration does not ask for (without it the model

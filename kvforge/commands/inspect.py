@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "auxiliary_bytes_per_token": manifest.auxiliary_bytes_per_token,
         "page_bytes": manifest.page_bytes,
+        "upper_page_bytes": manifest.upper_page_bytes,
         "exact_bytes": manifest.exact_bytes,
         **memory,
         "weight_bytes": manifest.weight_bytes,
@@ -61,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
         "layers": f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads / "
         f"{model.num_kv_heads} KV heads of {model.head_dim}",
         "SwiftKV": (f"prompt tokens stop at layer {model.cut}" if model.has_cut else "no cut")
-        + (", early exit there" if model.early_exit else ""),
+        + (", early exit there" if model.early_exit else "")
+        + (f", layers above it see {model.num_anchors} anchors and what follows" if model.is_blind else ""),
         "KV cache": f"{model.num_owners} of {model.num_layers} layers own one (layers "
         f"{', '.join(map(str, model.owners))}), pages of {manifest.page_size} tokens, "
-        f"{manifest.kv_bytes_per_token} bytes per token",
+        f"{manifest.kv_bytes_per_token} bytes per token"
+        + (f", {manifest.upper_page_bytes // manifest.page_size} of them above the cut" if model.is_blind else ""),
         "KV format": _kv_format(manifest),
         "KV policy": str(manifest.policy),
         "sequence": _sequence(manifest, memory),

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+from kvforge.commands.cut_options import add_num_anchors, anchors_of
 from kvforge.commands.parsers import add_command, add_revision
 
 
@@ -34,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
     from kvforge.common.number_formats import KV_FORMATS, whole_name
     from kvforge.costs.weights import WEIGHT_BYTES
+    from model_defs.hf_config import CUT_KINDS
 
     parser = add_command(
         subparsers,
@@ -52,6 +54,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--cut", type=int, nargs="+", metavar="K", help="first layer whose K,V come from the single input; several"
     )
     parser.add_argument("--group-size", type=int, nargs="+", metavar="G", help="layers that share a cache; several")
+    parser.add_argument(
+        "--cut-kind",
+        nargs="+",
+        choices=CUT_KINDS,
+        metavar="KIND",
+        help=f"what layers above the cut see of prompts: {', '.join(CUT_KINDS)}; several (default: the model's)",
+    )
+    add_num_anchors(parser)
     for option, known, number in (("--kv-dtype", KV_FORMATS, "+"), ("--weight-dtype", WEIGHT_BYTES, None)):
         parser.add_argument(
             option, nargs=number, type=whole_name, choices=tuple(known), metavar="D", help=", ".join(known)
@@ -137,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
         args.group_size or subject.group_sizes,
         args.kv_dtype or [subject.kv_dtype],
         all_pairs=args.group_size is not None,
+        anchors=anchors_of(args.cut_kind or (), args.num_anchors) or [None],
     )
     plan = make_plan(subject.name, subject.model, variants, work, fleet, args.tokens_per_second)
     if args.kv_policy is not None or Need.OWN_CACHE in policy.needs:
@@ -144,6 +155,8 @@ def run(args: argparse.Namespace) -> int:
     if size is not None:
         plan["ranks"] = plan_ranks(subject.name, variants, work, fleet, size)
     if args.prefix_gib is not None:
+        if any(variant.model.is_blind for variant in variants):
+            raise KvforgeError("--prefix-dir does not keep prompts of models with a blind cut; leave out --prefix-gib.")
         tokens = {row["name"]: int(args.prefix_gib * 2**30 / row["kv_bytes_per_token"]) for row in plan["variants"]}
         plan["prefixes"] = {"gib": args.prefix_gib, "tokens": tokens}
     if args.plot:

@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from kvforge.commands.cut_options import add_num_anchors, anchors_of
 from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -30,6 +31,8 @@ _size.__name__ = "size such as 5GB"
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
+    from model_defs.hf_config import CUT_KINDS
+
     parser = add_command(
         subparsers,
         "rewire",
@@ -46,6 +49,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="first layer whose K,V come from the single input; auto: the smallest within --quality-budget",
     )
     parser.add_argument("--group-size", type=int, default=1, metavar="G", help="layers that share a cache")
+    parser.add_argument(
+        "--cut-kind",
+        choices=CUT_KINDS,
+        default=CUT_KINDS[0],
+        help="single-input: layers above the cut have K,V of prompts from one input; blind: they see no prompt but for "
+        "its first tokens, and keep their projections",
+    )
+    add_num_anchors(parser)
     parser.add_argument(
         "--init",
         default="fold",
@@ -98,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         num_samples=args.num_samples,
         num_tokens=args.num_tokens,
         max_shard_bytes=args.max_shard_size,
+        num_anchors=anchors_of([args.cut_kind], args.num_anchors)[0],
     )
     source = checkpoint_of(args, args.source)
     with tqdm(leave=False, disable=args.json or not display_of(args).bars) as bar:

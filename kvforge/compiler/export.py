@@ -21,17 +21,23 @@ from model_defs.weights import FLOAT32
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
-_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES = 9, 13, 4, 17
+_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES, _LOGITS = 9, 13, 4, 17, 2
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
     """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
-    ``state_inputs``."""
+    ``state_inputs`` and what ``past_cut_example`` gives; ``written`` are those whose pools it writes."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
+    written: tuple[int, ...] = ()
+
+    @property
+    def num_past_cut(self) -> int:
+        """How many inputs ``past_cut_example`` gives."""
+        return 2 if self.name == "upper" and self.written else 0
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -92,7 +98,7 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([0, 5, 9, _TOKENS], dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, config.owners, device),
+        example_pools(config, options, config.written_below, device),
         *state_example(options, device),
     )
 
@@ -108,7 +114,15 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, config.owners_above, device),
         *state_example(options, device),
+        *past_cut_example(config, device),
     )
+
+
+def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
+    """Return what ``upper`` takes behind the pools above a blind cut: no state, the survivors' slots, and which of them
+    logits are asked for."""
+    sizes = (_SURVIVORS, _LOGITS) if config.is_blind else ()
+    return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 
 
 def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -142,7 +156,7 @@ def export_lower(
     dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("lower", program, config.owners)
+    return ExportedGraph("lower", program, config.written_below, config.written_below)
 
 
 def export_upper(
@@ -155,11 +169,12 @@ def export_upper(
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
-    state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
-    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state)
+    state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:8]]
+    slots = [{0: auto}] * len(arguments[8:])
+    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state, *slots)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("upper", program, config.owners_above)
+    return ExportedGraph("upper", program, config.owners_above, config.owners_above if config.is_blind else ())
 
 
 def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:

@@ -44,9 +44,9 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     """Check that ``graph`` does to the cache exactly what the model says.
 
     Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
-    ``upper``; where pages are sealed, this is done once behind the write; layer i reads its owner's pools, after the
-    write; elements and scales go together, with the owner's
-    static scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
+    ``upper``, but those above a blind cut by ``upper`` alone; where pages are sealed, this is done once behind the
+    write; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's static
+    scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
     before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
     the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
     tokens have the declared dtypes.
@@ -75,6 +75,11 @@ def _is_apart(graph: ExportedGraph, name: str) -> bool:
     return name in _ALLOWED[graph.name] and name not in _OF_CACHE
 
 
+def _allowed(graph: ExportedGraph) -> set[str]:
+    """The operators of a graph, besides those of a KV policy."""
+    return _ALLOWED[graph.name] | (_CACHE_WRITERS & _ALLOWED["lower"] if graph.num_past_cut else set())
+
+
 def _check_linears(graph: ExportedGraph, options: ResolvedOptions) -> None:
     foreign = _LINEAR if options.packed_dtype is None else "aten::linear"
     for node in graph.program.graph.nodes:
@@ -92,7 +97,7 @@ def _check_cache(
     inserted: list[Node] = []
     check = options.policy.insertion.layer_check()
     for node, name in calls:
-        if name not in _ALLOWED[graph.name]:
+        if name not in _allowed(graph):
             if name not in options.policy.insertion.operators:
                 _fail(graph, node, f"calls {name}, which is not of the engine's KV policy {options.policy.name}")
             inserted.append(node)
@@ -114,18 +119,16 @@ def _check_cache(
                     _fail(graph, *broken)
             inserted = []
             reads.append(owner)
-            if graph.name == "lower" and not writes[owner]:
+            if owner in graph.written and not writes[owner]:
                 _fail(graph, node, f"reads the cache of layer {owner} before this step's K and V are written")
     if inserted:
         _fail(graph, inserted[0], "changes a cache that no layer reads afterwards")
-    is_lower = graph.name == "lower"
-    layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
+    layers = range(config.cut) if graph.name == "lower" else range(config.cut, config.num_layers)
     expected_reads = [config.owner_of_layer[layer] for layer in layers]
-    expected_writes = config.owners if is_lower else ()
-    if reads != expected_reads or tuple(sorted(writes)) != expected_writes:
+    if reads != expected_reads or tuple(sorted(writes)) != graph.written:
         raise BuildError(
             f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
-            f"the model asks for {expected_reads} and {list(expected_writes)}."
+            f"the model asks for {expected_reads} and {list(graph.written)}."
         )
 
 
@@ -187,7 +190,7 @@ def _pool_inputs(
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
     names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
-    end = len(names) - len(options.policy.keeping.state_inputs)
+    end = len(names) - len(options.policy.keeping.state_inputs) - graph.num_past_cut
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
     for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):
@@ -208,7 +211,7 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
             return None
         name: str = target._schema.name
         is_policys = name in operators()
-        if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
+        if name in _allowed(graph) or (is_policys and graph.name in ("lower", "upper")):
             return name
         if is_policys or any(name in names for names in _ALLOWED.values()):
             _fail(graph, node, f"calls {target}, which does not belong into this graph")

@@ -203,6 +203,11 @@ def resolve(
     drafts, is_predicted = options.max_draft_len, options.kv_prediction is not None
     asked = Asked(config, policy, kv_dtype, dtype, options.target, options.weight_dtype, drafts, is_predicted)
     compatibility.check(features_of(asked))
+    if config.num_anchors % options.page_size:
+        raise BuildError(
+            f"The model has {config.num_anchors} anchors above its cut, which fill no whole pages of "
+            f"{options.page_size} tokens; give a --page-size that divides them."
+        )
     policy = of_cache(policy, kv_dtype)
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(

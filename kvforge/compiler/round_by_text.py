@@ -45,9 +45,9 @@ def round_by_text(
 ) -> dict[str, dict[str, Tensor]]:
     """Return the packed tensors of every linear layer of an engine with ``options`` by the layer's name.
 
-    ``samples`` are token ids, each a sequence of its own. Experts that no token came to are rounded to the nearest.
-    ``progress`` is called with the weights that are rounded and all of them. Raises CheckpointError where a layer's
-    inputs are not finite.
+    ``samples`` are token ids, each a sequence of its own, of which all tokens go past the cut. Experts that no token
+    came to are rounded to the nearest. ``progress`` is called with the weights that are rounded and all of
+    them. Raises CheckpointError where a layer's inputs are not finite.
     """
     plugins.load_library()
     packed_dtype = options.packed_dtype
@@ -60,10 +60,12 @@ def round_by_text(
     for graph in graphs:
         rounding.prepare(graph, config)
     step = _Step.of(config, _exact(options), samples)
-    hidden = lower(*step.tokens, step.starts, step.lengths, step.table, step.pools)
+    below = step.pools[: len(config.written_below)]
+    hidden = lower(*step.tokens, step.starts, step.lengths, step.table, below)
     rows, positions = torch.arange(len(hidden)).int(), step.tokens[1]
     above = [step.pools[config.owners.index(owner)] for owner in config.owners_above]
-    upper(hidden, rows, step.starts, positions, step.lengths, step.table, above)
+    slots = step.tokens[2] if config.is_blind else None
+    upper(hidden, rows, step.starts, positions, step.lengths, step.table, above, (), slots)
     if early_exit is not None:
         early_exit(hidden, rows)
     return rounding.packed

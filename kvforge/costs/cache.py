@@ -1,9 +1,11 @@
 """Bytes of K and V: what a token keeps, and what a decode step reads."""
 
 import operator
+from collections.abc import Iterable
 
 from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import Full, OwnerCache, of_cache
+from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
 
 
@@ -37,26 +39,55 @@ def cached_numbers(model: ModelConfig) -> int:
     return sum(map(model.cached_numbers_of, model.owners))
 
 
-def kv_element_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Return the bytes of K and V that one token keeps over all owners, without scales."""
-    return sum(KV_FORMATS[kv_dtype].num_bytes(model.cached_numbers_of(owner)) for owner in model.owners)
+def kv_element_bytes(model: ModelConfig, kv_dtype: str, owners: Iterable[int] | None = None) -> int:
+    """Return the bytes of K and V that one token keeps over ``owners`` (default: all), without scales."""
+    chosen = model.owners if owners is None else owners
+    return sum(KV_FORMATS[kv_dtype].num_bytes(model.cached_numbers_of(owner)) for owner in chosen)
 
 
-def kv_scale_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Return the bytes of the scales, dynamic or of groups, of one token over all owners."""
-    rows = model.kv_vectors * model.num_kv_heads
-    return sum(rows * scale_bytes(kv_dtype, model.head_dim_of(owner)) for owner in model.owners)
+def kv_scale_bytes(model: ModelConfig, kv_dtype: str, owners: Iterable[int] | None = None) -> int:
+    """Return the bytes of the scales, dynamic or of groups, of one token over ``owners`` (default: all)."""
+    rows, chosen = model.kv_vectors * model.num_kv_heads, model.owners if owners is None else owners
+    return sum(rows * scale_bytes(kv_dtype, model.head_dim_of(owner)) for owner in chosen)
 
 
-def kv_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Return the bytes one token keeps in the cache over all owners: K, V and their scales."""
-    return kv_element_bytes(model, kv_dtype) + kv_scale_bytes(model, kv_dtype)
+def kv_bytes(model: ModelConfig, kv_dtype: str, owners: tuple[int, ...] | None = None) -> int:
+    """Return the bytes one token keeps in the cache over ``owners`` (default: all): K, V and their scales."""
+    return kv_element_bytes(model, kv_dtype, owners) + kv_scale_bytes(model, kv_dtype, owners)
 
 
-def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float) -> float:
-    """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
-    owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
-    """
+def kv_bytes_below(model: ModelConfig, kv_dtype: str) -> int:
+    """Return the bytes that every token keeps: those of all owners, or below a blind cut."""
+    return kv_bytes(model, kv_dtype, model.written_below)
+
+
+def kv_bytes_above(model: ModelConfig, kv_dtype: str) -> int:
+    """Return the bytes that a token keeps besides which goes past a blind cut; 0 with any other cut."""
+    return kv_bytes(model, kv_dtype, model.owners_above) if model.is_blind else 0
+
+
+def sequence_kv_bytes(model: ModelConfig, kv_dtype: str, num_prompt_tokens: int, num_tokens: int) -> int:
+    """Return the bytes that a sequence of ``num_tokens``, those of its prompt included, keeps of K and V."""
+    visibility = visibility_of(model)
+    seen = visibility.num_seen(num_prompt_tokens, num_tokens) if visibility else 0
+    return num_tokens * kv_bytes_below(model, kv_dtype) + seen * kv_bytes_above(model, kv_dtype)
+
+
+def keys_at(model: ModelConfig, context: float, num_prompt_tokens: float | None = None) -> list[float]:
+    """Return the keys that a token sees in each layer where ``context`` are there: no more than its window, and above a
+    blind cut what is seen there of a prompt of ``num_prompt_tokens`` (default: ``context``) and of what follows it."""
     keys = [min(context, window) if window else context for window in model.layer_windows]
+    if (visibility := visibility_of(model)) is not None:
+        prompt = context if num_prompt_tokens is None else num_prompt_tokens
+        keys[model.cut :] = [visibility.num_seen(prompt, context)] * (model.num_layers - model.cut)
+    return keys
+
+
+def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float, num_prompt_tokens: float | None = None) -> float:
+    """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
+    owner's, as many keys as ``keys_at`` says. The floor of a step counts each owner once instead: ``context *
+    kv_bytes``.
+    """
+    keys = keys_at(model, context, num_prompt_tokens)
     read = [model.cached_numbers_of(owner) for owner in model.owner_of_layer]
     return kv_bytes(model, kv_dtype) / cached_numbers(model) * sum(map(operator.mul, keys, read))

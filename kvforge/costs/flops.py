@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.costs.cache import cached_numbers
+from kvforge.costs.cache import cached_numbers, keys_at
 from kvforge.costs.weights import expansion_weights, query_weights
+from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
 
 
@@ -31,24 +32,28 @@ class TokenFlops:
 def skipped_token(model: ModelConfig, context_length: int) -> TokenFlops:
     """Return the mean cost of a prompt token without logits, over a prompt of ``context_length`` tokens.
 
-    Layers below the cut cost everything; above it only each owner's K and V projection is left. The embedding is a
+    Layers below the cut cost everything; above it only each owner's K and V projection is left, and nothing of a blind
+    one. The embedding is a
     gather and such a token has no logits, so the vocabulary costs nothing.
     """
     return _token(model, model.cut, [mean_keys(context_length, window) for window in model.layer_windows], True)
 
 
-def full_token(model: ModelConfig, context: float, is_expanded: bool = False) -> TokenFlops:
-    """Return the cost of an output token that attends ``context`` keys: all layers and the head.
+def full_token(
+    model: ModelConfig, context: float, is_expanded: bool = False, num_prompt_tokens: int | None = None
+) -> TokenFlops:
+    """Return the cost of an output token that attends ``context`` keys: all layers and the head. Above a blind cut it
+    sees no more than anchors and what follows a prompt of ``num_prompt_tokens`` (default: ``context``).
 
     Latent attention (DeepSeek-V2) works on the cached rows themselves, or ``is_expanded`` as in prompts.
     """
-    cost = _token(model, model.num_layers, _keys_at(model, context), is_expanded)
+    cost = _token(model, model.num_layers, keys_at(model, context, num_prompt_tokens), is_expanded)
     return replace(cost, vocabulary=2.0 * model.vocab_size * model.hidden_size)
 
 
 def full_token_below(model: ModelConfig, context: float, is_expanded: bool = False) -> TokenFlops:
     """Return what of ``full_token`` a skipped token at the same place costs as well."""
-    return _token(model, model.cut, _keys_at(model, context), is_expanded)
+    return _token(model, model.cut, keys_at(model, context), is_expanded)
 
 
 def table_1(model: ModelConfig, context_length: int) -> TokenFlops:
@@ -59,8 +64,13 @@ def table_1(model: ModelConfig, context_length: int) -> TokenFlops:
 
 def prompt_flops(model: ModelConfig, input_tokens: int) -> float:
     """Return the FLOPs of one prompt and its first output token: of the prompt's tokens only the last runs the layers
-    above the cut and the head."""
+    above the cut and the head, and a blind cut's anchors the layers."""
     above = full_token(model, input_tokens).total - full_token_below(model, input_tokens).total
+    num_anchors = min(model.num_anchors, input_tokens - 1)
+    if num_anchors > 0:
+        keys = (num_anchors + 1) / 2
+        anchor = full_token(model, keys)
+        above += num_anchors * (anchor.total - anchor.vocabulary - full_token_below(model, keys).total)
     return skipped_token(model, input_tokens).total * input_tokens + above
 
 
@@ -74,6 +84,9 @@ def output_flops(model: ModelConfig, input_tokens: int, output_tokens: int) -> f
         mean_keys(last, window) * last - mean_keys(input_tokens, window) * input_tokens
         for window in model.layer_windows
     ]
+    if (visibility := visibility_of(model)) is not None:
+        seen = visibility.num_seen(input_tokens, input_tokens) + (steps + 1) / 2
+        sums[model.cut :] = [seen * steps] * (model.num_layers - model.cut)
     cost = _token(model, model.num_layers, [total / steps for total in sums], False)
     return (cost.total + 2.0 * model.vocab_size * model.hidden_size) * steps
 
@@ -90,20 +103,18 @@ def mean_keys(context_length: int, window: int) -> float:
     return (window * (window + 1) / 2 + (context_length - window) * window) / context_length
 
 
-def _keys_at(model: ModelConfig, context: float) -> list[float]:
-    """Keys that a token sees in each layer where ``context`` are there."""
-    return [min(context, window) if window else context for window in model.layer_windows]
-
-
 def _token(model: ModelConfig, num_full_layers: int, keys: list[float], is_expanded: bool) -> TokenFlops:
     """Cost without the vocabulary of a token that runs ``num_full_layers`` layers, ``keys[i]`` keys in layer i."""
     hidden, layers, of_expansion = model.hidden_size, range(num_full_layers), expansion_weights(model)
     expanded = len({model.owner_of_layer[layer] for layer in layers}) if is_expanded else num_full_layers
     attended = sum(query_weights(model, layer) + hidden * model.attended_dim_of(layer) for layer in layers)
     own = 2 * hidden * model.per_layer_input
+    made = cached_numbers(model)
+    if model.is_blind:  # a layer's K and V are made where it runs
+        made = sum(model.cached_numbers_of(owner) for owner in model.owners if owner < num_full_layers)
     return TokenFlops(
         vocabulary=0.0,
-        key_value=2.0 * hidden * cached_numbers(model) + 2.0 * of_expansion * expanded,
+        key_value=2.0 * hidden * made + 2.0 * of_expansion * expanded,
         query_output=2.0 * attended,
         mlp=float(sum(_mlp(model, layer) for layer in layers) + own * (2 * num_full_layers + model.num_layers)),
         attention=float(sum(_attention(model, layer, is_expanded) * keys[layer] for layer in layers)),

@@ -123,9 +123,10 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
     rank = model.latent.query_rank if model.latent else None
     projected = [rank or model.q_dim_of(i) for i in layers]
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
+    single_input = model.upper_owners if model.is_swiftkv else ()
     matrices = [
         *((1, _padded_matrix(projected[i] + own_kv[i], hidden, dtype)) for i in layers),
-        (1, _padded_matrix(sum(map(model.cached_numbers_of, model.upper_owners)), hidden, dtype)),
+        (1, _padded_matrix(sum(map(model.cached_numbers_of, single_input)), hidden, dtype)),
         *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
         (len(layers), _padded_matrix(own, hidden, dtype)),

@@ -19,14 +19,15 @@ SUMS = ("kl", "hidden", "early_exit_kl", "agreement")
 
 class Distiller(nn.Module):
     """With ``train`` ``partial``, teacher and student are one set of weights, which the layers below the cut run
-    through once (arXiv 2410.03960, section 3.4); otherwise the teacher is a frozen copy made here."""
+    through once (arXiv 2410.03960, section 3.4); otherwise, and with a blind cut, the teacher is a frozen copy made
+    here."""
 
     def __init__(self, student: SwiftKVForCausalLM, config: DistillConfig, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
         self.config, self.max_logits = config, max_logits
         self.student = student
         self.copy: SwiftKVForCausalLM | None = None
-        if config.train != "partial":
+        if config.train != "partial" or student.sizes.is_blind:
             self.copy = copy.deepcopy(student).requires_grad_(False)
             if config.dtype == "float32":
                 self.copy.float()
@@ -43,8 +44,9 @@ class Distiller(nn.Module):
         """
         device = self.student.model.embed_tokens.weight.device
         input_ids, weight = batch.input_ids.to(device), batch.weight.to(device)
-        layout = make_layout(self.student.sizes, input_ids.shape[1], batch.segments, device)
-        chosen = weight > 0
+        chosen, sizes = weight > 0, self.student.sizes
+        answers = chosen if sizes.is_blind else None
+        layout = make_layout(sizes, input_ids.shape[1], batch.segments, device, answers)
         weight = weight[chosen]
         with torch.autocast(device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             hidden, teacher_output, teacher_last = self._teacher(input_ids, layout, chosen)

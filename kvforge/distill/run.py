@@ -79,7 +79,10 @@ def distill_checkpoint(
     def begin() -> tuple[Checkpoint, ModelConfig]:
         check_output(dst, [src, Path(data)], overwrite)
         check_work(work, dst, [src])
-        return _open(src)
+        opened = _open(src)
+        if opened[1].is_blind:
+            _check_blind(src, opened[1], config, settings, keep_teacher)
+        return opened
 
     with world.processes(config.device):
         checkpoint, sizes = world.first_process(begin)
@@ -93,9 +96,10 @@ def distill_checkpoint(
         state = distill(config, model, packed, work, progress=progress, source=source)
         trained = {name: world.gathered(p) for name, p in model.named_parameters() if p.requires_grad}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        keep_all = keep_teacher or sizes.is_blind
         return world.first_process(
             lambda: _finish(
-                checkpoint, dst, work, shapes, trained, sizes.cut, keep_teacher, dtype, overwrite, state, report
+                checkpoint, dst, work, shapes, trained, sizes.cut, keep_all, dtype, overwrite, state, report
             )
         )
 
@@ -105,7 +109,7 @@ def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
     sizes = read_model_config(checkpoint)
-    if not sizes.is_swiftkv:
+    if not (sizes.is_swiftkv or sizes.is_blind):
         raise CheckpointError(f"{src} has no SwiftKV layers to distil; give it a cut with kvforge rewire first.")
     check_weights(checkpoint, sizes)
     with torch.device("meta"):
@@ -119,12 +123,29 @@ def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     return checkpoint, sizes
 
 
+def _check_blind(
+    src: Path, sizes: ModelConfig, config: DistillConfig, settings: DataSettings | None, keep_teacher: bool
+) -> None:
+    """Raise KvforgeError for what a model with a blind cut is not distilled with."""
+    if settings is None or settings.mask != "answers":
+        raise KvforgeError(f"{src} has a blind cut, which hides prompts; say which tokens are answers: --mask answers.")
+    if keep_teacher:
+        raise KvforgeError(
+            f"{src} has a blind cut, so that the student's projections are in the teacher's place; "
+            "leave out --keep-teacher."
+        )
+    if config.early_exit:
+        raise KvforgeError(f"{src} has a blind cut, which goes with no early exit; leave out --early-exit.")
+    if sizes.group_size > 1:
+        raise KvforgeError(f"{src} has a blind cut and groups, which are not distilled; rewire with --group-size 1.")
+
+
 def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForCausalLM:
     """Return the model; what distillation adds is read in fp32 under bf16 too, as it is kept."""
     precision = COMPUTE_DTYPES[dtype]
     model = load_model(checkpoint, sizes, precision, with_teacher=True)
     for name, parameter in model.named_parameters():
-        if is_trained(name, sizes.cut, "partial"):
+        if is_trained(name, sizes.cut, "partial", sizes.is_blind):
             parameter.data = checkpoint.read(name, tuple(parameter.shape), torch.float32)
     return model
 

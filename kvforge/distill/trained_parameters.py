@@ -17,11 +17,14 @@ _SAMPLE = 64
 """Elements of each tensor that tell models apart; reading all of a large model would take minutes."""
 
 
-def is_trained(name: str, cut: int, train: str) -> bool:
-    """Whether `--train train` changes the parameter of this name."""
+def is_trained(name: str, cut: int, train: str, is_blind: bool = False) -> bool:
+    """Whether `--train train` changes the parameter of this name. Above a blind cut the projections that others have
+    for their teacher alone are trained."""
     if "_swiftkv." in name or "_early_exit." in name:
         return True
-    if train == "partial" or is_teacher_only(name, cut):
+    if is_teacher_only(name, cut):
+        return is_blind
+    if train == "partial":
         return False
     layer = _LAYER.search(name)
     return train == "full" or (layer is not None and int(layer[1]) >= cut)
@@ -53,7 +56,7 @@ def prepare(model: SwiftKVForCausalLM, train: str, dtype: str) -> dict[str, nn.P
     """
     trained = {}
     for name, parameter in model.named_parameters():
-        chosen = is_trained(name, model.sizes.cut, train)
+        chosen = is_trained(name, model.sizes.cut, train, model.sizes.is_blind)
         parameter.requires_grad_(chosen)
         if chosen or dtype == "float32":
             parameter.data = parameter.data.to(torch.float32)
@@ -64,6 +67,8 @@ def prepare(model: SwiftKVForCausalLM, train: str, dtype: str) -> dict[str, nn.P
 
 def check_model(model: SwiftKVForCausalLM) -> None:
     """Raise CheckpointError unless the model has a cut and the projections its upper layers had before."""
+    if model.sizes.is_blind:
+        return
     if not model.sizes.is_swiftkv:
         raise CheckpointError("A model without a cut has nothing to distil; make one with kvforge rewire first.")
     names = (name for name, _ in model.model.layers[model.sizes.cut].self_attn.named_children())

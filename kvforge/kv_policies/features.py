@@ -100,7 +100,17 @@ SINGLE_INPUT_KV = Feature(
         Need.OWN_LAYERS: _no("upper layers make theirs of one input"),
     },
     remedy="take a checkpoint without a cut",
-    is_there=lambda asked: asked.model.has_cut,
+    is_there=lambda asked: asked.model.has_cut and not asked.model.is_blind,
+)
+BLIND_CUT = Feature(
+    "blind cut",
+    needs=frozenset({Need.OWN_PREFILL, Need.CPU_TARGET, Need.OWN_ENGINE}),
+    limits={
+        need: _no("layers above it see no prompt but for its anchors")
+        for need in (Need.OWN_CACHE, Need.WHOLE_PREFILL, Need.TOKEN_GROUPS, Need.OWN_LAYERS)
+    },
+    remedy="take a checkpoint with another cut",
+    is_there=lambda asked: asked.model.is_blind,
 )
 ACROSS_KV = Feature(
     "AcrossKV",
@@ -304,7 +314,7 @@ VLLM = Feature(
 )
 
 
-_OF_LAYERS = (SINGLE_INPUT_KV, ACROSS_KV)
+_OF_LAYERS = (SINGLE_INPUT_KV, BLIND_CUT, ACROSS_KV)
 _OF_CACHES = (QUANTIZED_CACHE, STATIC_CACHE, INT4_CACHE, MIXED_CACHE, GROUPED_CACHE)
 _OF_OPTIONS = (PAGING, SPECULATION, KV_PREDICTION, QUANTIZED_WEIGHTS, FLOAT32)
 _OF_MODELS = (

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvforge.common.number_formats import KV_FORMATS, KVFormat
-from kvforge.costs.cache import cached_numbers, kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.costs.cache import (
+    cached_numbers,
+    kv_bytes,
+    kv_bytes_above,
+    kv_bytes_below,
+    kv_element_bytes,
+    kv_scale_bytes,
+)
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
 from kvforge.costs.weights import step_weight_bytes
@@ -124,6 +131,11 @@ class Manifest:
         return slice(self.model.num_owners - len(self.model.owners_above), None)
 
     @property
+    def lower_pools(self) -> slice:
+        """Which of the owners' pools, in order, the lower graph is given and writes."""
+        return slice(len(self.model.written_below))
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self.model.vocab_size
@@ -165,8 +177,14 @@ class Manifest:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one logical page over all owners, and of an auxiliary model's part of it."""
-        return self.page_size * (self.kv_bytes_per_token + self.auxiliary_bytes_per_token)
+        """Bytes of one logical page over all owners, or those below a blind cut, and of an auxiliary model's part of
+        it."""
+        return self.page_size * (kv_bytes_below(self.model, self.kv_dtype) + self.auxiliary_bytes_per_token)
+
+    @property
+    def upper_page_bytes(self) -> int:
+        """Bytes of one page over all owners above a blind cut, which have pages of their own; else 0."""
+        return self.page_size * kv_bytes_above(self.model, self.kv_dtype)
 
     @property
     def exact_page_bytes(self) -> int:
@@ -205,8 +223,8 @@ class Manifest:
     @property
     def max_num_survivors(self) -> int:
         """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it; any where
-        the KV policy observes them there."""
-        if self.has_observers:
+        the KV policy observes them there, or a blind cut lets anchors and what was generated before go past."""
+        if self.has_observers or self.model.is_blind:
             return self.max_num_tokens
         return min(self.max_num_tokens, self.max_num_seqs * (1 + self.max_draft_len))
 

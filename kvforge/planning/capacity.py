@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvforge.costs.cache import kv_bytes, kv_read_bytes
+from kvforge.costs.cache import kv_bytes, kv_read_bytes, sequence_kv_bytes
 from kvforge.costs.flops import (
     full_token,
     full_token_below,
@@ -34,11 +34,19 @@ def cache_tokens(model: ModelConfig, machine: Machine, weight_dtype: str, kv_dty
 
 
 def requests_that_fit(
-    model: ModelConfig, machine: Machine, weight_dtype: str, kv_dtype: str, length: int, exact_bytes: int = 0
+    model: ModelConfig,
+    machine: Machine,
+    weight_dtype: str,
+    kv_dtype: str,
+    length: int,
+    exact_bytes: int = 0,
+    num_prompt_tokens: int = 1,
 ) -> int:
-    """Return the requests of ``length`` tokens whose cache fits beside the weights; each has ``exact_bytes`` more."""
+    """Return the requests of ``length`` tokens, ``num_prompt_tokens`` of them a prompt's, whose cache fits beside the
+    weights; each has ``exact_bytes`` more."""
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, weight_dtype)
-    return max(int(free // (length * kv_bytes(model, kv_dtype) + exact_bytes)), 0)
+    each = sequence_kv_bytes(model, kv_dtype, num_prompt_tokens, length)
+    return max(int(free // (each + exact_bytes)), 0)
 
 
 def memory_for(model: ModelConfig, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
@@ -78,7 +86,8 @@ def requests_per_second(
     steps = batch * output_flops(model, input_tokens, output_tokens) / machine.flops_per_s
     if machine.bytes_per_s:
         middle = input_tokens + output_tokens / 2
-        step = step_weight_bytes(model, weight_dtype, batch) + batch * kv_read_bytes(model, kv_dtype, middle)
+        read = kv_read_bytes(model, kv_dtype, middle, input_tokens)
+        step = step_weight_bytes(model, weight_dtype, batch) + batch * read
         steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
     return batch / (prompts + steps)
 

@@ -3,15 +3,19 @@
 import dataclasses
 
 from kvforge.common.errors import KvforgeError
-from model_defs import ModelConfig
+from model_defs import ModelConfig, ModelError
 
 
-def with_cut(model: ModelConfig, cut: int, group_size: int = 1, *, name: str = "the model") -> ModelConfig:
+def with_cut(
+    model: ModelConfig, cut: int, group_size: int = 1, *, name: str = "the model", num_anchors: int | None = None
+) -> ModelConfig:
     """Return the model with another cut and other AcrossKV groups; ``cut = num_layers`` is the plain model. A model
-    that was trained with caches shared by layers keeps those.
+    that was trained with caches shared by layers keeps those. With ``num_anchors`` the cut is blind, or with 0 it is
+    not (default: as the model's).
 
     Raises:
-        KvforgeError: the cut or the group size is not one of this model, which the sentence calls ``name``.
+        KvforgeError: the cut or the group size is not one of this model, which the sentence calls ``name``, or it
+            cannot have a blind cut.
     """
     layers, own_cut = model.num_layers, 1 + max(model.layer_owners, default=0)
     if not 1 <= cut <= layers:
@@ -24,8 +28,12 @@ def with_cut(model: ModelConfig, cut: int, group_size: int = 1, *, name: str = "
         return dataclasses.replace(model, cut=cut)
     if group_size < 1:
         raise KvforgeError(f"--group-size is {group_size}; give the number of layers that share a cache, at least 1.")
-    early_exit = model.early_exit and cut < layers
-    return dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit)
+    anchors = 0 if cut == layers else model.num_anchors if num_anchors is None else num_anchors
+    early_exit = model.early_exit and cut < layers and not anchors
+    try:
+        return dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit, num_anchors=anchors)
+    except ModelError as error:
+        raise KvforgeError(f"{name}: {error}") from None
 
 
 def without_cut(model: ModelConfig) -> ModelConfig:

@@ -1,12 +1,21 @@
 """A plan: every cut, group size and cache format of a model side by side, as JSON-ready data."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvforge.common.number_formats import ELEMENT_BYTES
-from kvforge.costs.cache import exact_bytes, kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.costs.cache import (
+    exact_bytes,
+    kv_bytes,
+    kv_element_bytes,
+    kv_read_bytes,
+    kv_scale_bytes,
+    sequence_kv_bytes,
+)
 from kvforge.costs.flops import full_token, skipped_token, table_1
 from kvforge.costs.weights import num_parameters, weight_bytes
 from kvforge.kv_policies import Full, of_cache
@@ -92,18 +101,20 @@ def list_variants(
     group_sizes: Sequence[int],
     kv_dtypes: Sequence[str],
     all_pairs: bool,
+    anchors: Sequence[int | None] = (None,),
 ) -> list[Variant]:
-    """Return the plain model, each cut with each group size, and all layers merged, for each cache format.
+    """Return the plain model, each cut with each group size, and all layers merged, for each cache format. ``anchors``
+    are the kinds of each cut as ``with_cut`` takes them.
 
     Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
     """
     first, found = cuts[:1], [("no cut", without_cut(model), 1)]
     for cut in dict.fromkeys(cuts):
-        for size in dict.fromkeys(group_sizes):
-            made = with_cut(model, cut, size, name=model_name)
+        for size, kind in itertools.product(dict.fromkeys(group_sizes), dict.fromkeys(anchors)):
+            made = with_cut(model, cut, size, name=model_name, num_anchors=kind)
             if cut < model.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
                 name = f"cut {cut} of {model.num_layers}" + (f", {size}-way" if size > 1 else "")
-                found.append((name, made, size))
+                found.append((name + (", blind" if made.is_blind else ""), made, size))
     found.append(("all layers merged", merged(model), model.num_layers))
     suffix = [f", {kv_dtype}" if len(kv_dtypes) > 1 else "" for kv_dtype in kv_dtypes]
     return [
@@ -159,8 +170,11 @@ def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fle
     prompt = skipped_token(made, work.input_tokens)
     paper = table_1(made, model.max_position)
     wide = kv_bytes(plain, work.wide_dtype)
+    length, middle = work.input_tokens + work.output_tokens, work.input_tokens + work.output_tokens / 2
+    kept = sequence_kv_bytes(made, variant.kv_dtype, work.input_tokens, length) / length
+    elements = kept * kv_element_bytes(made, variant.kv_dtype) / kv_bytes(made, variant.kv_dtype)
     spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
-    is_distilled = made.has_cut and not made.layer_owners
+    is_distilled = made.is_swiftkv
     distillation: dict[str, Any] | None = None
     if is_distilled:
         distillation = {
@@ -173,23 +187,26 @@ def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fle
     return {
         "name": variant.name,
         "cut": made.cut,
+        "num_anchors": made.num_anchors,
         "group_size": variant.group_size,
         "num_owners": made.num_owners,
         "kv_dtype": variant.kv_dtype,
         "num_parameters": num_parameters(made),
         "weight_bytes": weight_bytes(made, work.weight_dtype),
         "prompt_token_flops": prompt.to_json(),
-        "output_token_flops": full_token(made, work.input_tokens + work.output_tokens / 2).to_json(),
+        "output_token_flops": full_token(made, middle, num_prompt_tokens=work.input_tokens).to_json(),
         "relative_prefill": prompt.total / skipped_token(plain, work.input_tokens).total,
         "table_1_gflop": {name: value / 1e9 for name, value in paper.to_json().items()},
         "table_1_relative": paper.total / table_1(plain, model.max_position).total,
-        "kv_bytes_per_token": kv_bytes(made, variant.kv_dtype),
+        "kv_bytes_per_token": math.ceil(kept),
         "kv_element_bytes_per_token": kv_element_bytes(made, variant.kv_dtype),
         "kv_scale_bytes_per_token": kv_scale_bytes(made, variant.kv_dtype),
         "kv_exact_bytes_per_request": _exact_bytes(variant, work, 1, 0),
         "kv_exact_bytes_per_step": _exact_bytes(variant, work, 0, work.step_tokens),
-        "cache_reduction": 1 - kv_element_bytes(made, variant.kv_dtype) / wide,
-        "cache_reduction_with_scales": 1 - kv_bytes(made, variant.kv_dtype) / wide,
+        "kv_bytes_per_request": round(kept * length),
+        "step_kv_bytes_read": kv_read_bytes(made, variant.kv_dtype, middle, work.input_tokens),
+        "cache_reduction": 1 - elements / wide,
+        "cache_reduction_with_scales": 1 - kept / wide,
         "max_speedup": max_speedup(made, plain, work.input_tokens, work.output_tokens),
         "max_speedup_by_ratio": {
             str(ratio): max_speedup(made, plain, work.input_tokens, max(round(work.input_tokens / ratio), 1))
@@ -210,12 +227,16 @@ def _capacity(variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, 
         each, of_step = _exact_bytes(variant, work, 1, 0), _exact_bytes(variant, work, 0, work.step_tokens)
         kept = machine.reserve_bytes + of_step
         free = dataclasses.replace(machine, reserve_bytes=kept)
-        requests = requests_that_fit(variant.model, free, work.weight_dtype, variant.kv_dtype, length, each)
+        kept_by_one = sequence_kv_bytes(variant.model, variant.kv_dtype, work.input_tokens, length)
+        dtypes, prompt = (work.weight_dtype, variant.kv_dtype), work.input_tokens
+        requests = requests_that_fit(variant.model, free, *dtypes, length, each, prompt)
         beside = dataclasses.replace(machine, reserve_bytes=kept + requests * each)
-        tokens = cache_tokens(variant.model, beside, work.weight_dtype, variant.kv_dtype)
+        tokens = cache_tokens(variant.model, beside, *dtypes)
+        if variant.model.is_blind:  # as those of such requests
+            tokens = int(tokens * kv_bytes(variant.model, variant.kv_dtype) * length / kept_by_one)
         row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": requests}
         first = (rows[0] if rows else row)["requests"]
-        memory = memory_for(variant.model, first * length, kept + first * each, work.weight_dtype, variant.kv_dtype)
+        memory = memory_for(variant.model, 0, kept + first * (each + kept_by_one), *dtypes)
         row["gib_per_gpu_for_as_many_as_first"] = memory / GIB / fleet.num_gpus
         if fleet.tflops:
             rate = requests_per_second(

@@ -38,6 +38,7 @@ def describe(plan: dict[str, Any]) -> str:
             ]
         )
     blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{align(rows)}"]
+    blocks.append(_reads(plan))
     if exact := _exact_pages(plan["variants"]):
         blocks.append(exact)
     if "capacity" in plan:
@@ -50,7 +51,18 @@ def describe(plan: dict[str, Any]) -> str:
     if "kv_policy" in plan:
         blocks.append(describe_policy(plan["kv_policy"]))
     blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]
-    return "\n\n".join(blocks)
+    return "\n\n".join(filter(None, blocks))
+
+
+def _reads(plan: dict[str, Any]) -> str:
+    """What requests keep and steps read where some variant's upper layers see no prompts; else nothing."""
+    if not any(row["num_anchors"] for row in plan["variants"]):
+        return ""
+    names = ("kv_bytes_per_request", "step_kv_bytes_read")
+    rows = [[row["name"], *(format_bytes(round(row[name])) for name in names)] for row in plan["variants"]]
+    return (
+        f"K,V that a request keeps, and that a decode step in its middle reads\n{align([['', 'kept', 'read'], *rows])}"
+    )
 
 
 def _exact_pages(variants: Sequence[dict[str, Any]]) -> str:

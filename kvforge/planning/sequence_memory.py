@@ -8,7 +8,8 @@ from kvforge.costs.cache import exact_bytes, owner_cache
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.features import LATENT, PAGING, SLIDING_WINDOW, Asked, feature_of, feature_of_cache
+from kvforge.kv_policies.features import BLIND_CUT, LATENT, PAGING, SLIDING_WINDOW, Asked, feature_of, feature_of_cache
+from kvforge.kv_policies.visibility import visibility_of
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, PlannedWorkload, Variant
@@ -47,13 +48,15 @@ def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: PlannedWork
 def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, and over the layers of an auxiliary model:
     on the device and in host memory with the engine's policy, and on the device in full."""
-    cache, policy, owners = manifest.owner_cache, manifest.policy, manifest.model.num_owners
-    auxiliary = cache.padded(manifest.max_seq_len) * manifest.auxiliary_bytes_per_token
+    cache, policy, length = manifest.owner_cache, manifest.policy, manifest.max_seq_len
+    owners, besides = len(manifest.model.written_below), cache.padded(length) * manifest.auxiliary_bytes_per_token
+    if (visibility := visibility_of(manifest.model)) is not None:
+        seen = visibility.num_seen(length, length)
+        besides += len(manifest.model.owners_above) * policy.device_bytes(cache, seen)
     return {
-        "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len) + auxiliary,
-        "sequence_host_bytes": owners * policy.host_tier.host_bytes(cache, manifest.max_seq_len),
-        "sequence_full_bytes": owners * of_cache(Full(), manifest.kv_dtype).device_bytes(cache, manifest.max_seq_len)
-        + auxiliary,
+        "sequence_device_bytes": owners * policy.device_bytes(cache, length) + besides,
+        "sequence_host_bytes": owners * policy.host_tier.host_bytes(cache, length),
+        "sequence_full_bytes": owners * of_cache(Full(), manifest.kv_dtype).device_bytes(cache, length) + besides,
     }
 
 
@@ -66,7 +69,7 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
 def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) -> None:
     cache = [feature_of_cache(kv_dtype)] if KV_FORMATS[kv_dtype].element_bits < 16 else []
     asked = Asked(model, policy, kv_dtype, kv_dtype)
-    of_model = [feature for feature in (SLIDING_WINDOW, LATENT) if feature.is_there(asked)]
+    of_model = [feature for feature in (BLIND_CUT, SLIDING_WINDOW, LATENT) if feature.is_there(asked)]
     check([feature_of(policy), PAGING, *cache, *of_model])
     for one in (policy, of_cache(policy, kv_dtype)):
         one.check(model.num_kv_heads, model.head_dim, page_size)

@@ -16,7 +16,7 @@ from torch import nn
 from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.finite import check_finite
-from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_is_not_blind, check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output
 from kvforge.common.checkpoint_files import copy_tokenizer_files
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
@@ -153,6 +153,7 @@ def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized already ({checkpoint.quantization}); give the original.")
     config = read_model_config(checkpoint)
+    check_is_not_blind(checkpoint)
     check_weights(checkpoint, config)  # transformers would make up what is missing
     return checkpoint, config
 

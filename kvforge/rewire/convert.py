@@ -49,6 +49,7 @@ class Measurement:
 @dataclasses.dataclass(frozen=True)
 class RewireSummary:
     """What was written. ``weight_bytes`` are those of all tensors, ``new_parameters`` counts what SwiftKV added;
+    ``init`` is "" where the cut is blind, and ``num_anchors`` is 0 where it is not;
     ``owners``, ``candidates`` and ``similarity`` as in :class:`Measurement`."""
 
     output: str
@@ -57,6 +58,7 @@ class RewireSummary:
     cut: int
     group_size: int
     init: str
+    num_anchors: int
     early_exit: bool
     with_teacher: bool
     weight_bytes: int
@@ -109,7 +111,7 @@ def rewire_checkpoint(
                 "CUDA_VISIBLE_DEVICES= to calibrate on the CPU."
             ) from None
         config = _rewired(source, options, found.cut)
-        new = new_tensors(source, config, options.init, found.fitted)
+        new = {} if config.is_blind else new_tensors(source, config, options.init, found.fitted)
         weight_bytes = write_weights(source, config, new, options, staging, progress)
         shutil.rmtree(work)
         write_config(source, config, staging)
@@ -122,7 +124,8 @@ def rewire_checkpoint(
         num_layers=config.num_layers,
         cut=config.cut,
         group_size=config.group_size,
-        init=options.init,
+        init="" if config.is_blind else options.init,
+        num_anchors=config.num_anchors,
         early_exit=options.early_exit,
         with_teacher=not options.drop_teacher,
         weight_bytes=weight_bytes,
@@ -162,7 +165,8 @@ def _rewired(source: PlainCheckpoint, options: RewireOptions, cut: int) -> Model
     """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
     early_exit = options.early_exit
     try:
-        config = dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+        cut_at = dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+        config = dataclasses.replace(cut_at, num_anchors=options.num_anchors or 0)
         config.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{source.checkpoint.path}: {error}") from None

@@ -15,7 +15,8 @@ class RewireOptions:
 
     ``ridge`` is the regulariser relative to the mean square of the inputs; ``quality_budget`` the largest share of a
     layer's K or V that may stay unexplained where the cut is chosen. Calibration takes ``num_samples`` sequences of at
-    most ``num_tokens`` tokens; a shard of the output holds ``max_shard_bytes``.
+    most ``num_tokens`` tokens; a shard of the output holds ``max_shard_bytes``. With ``num_anchors`` the cut is blind:
+    layers above it keep their own projections, so that nothing is initialised.
     """
 
     cut: int | None
@@ -28,8 +29,11 @@ class RewireOptions:
     num_samples: int = 64
     num_tokens: int = 512
     max_shard_bytes: int = 5_000_000_000
+    num_anchors: int | None = None
 
     def __post_init__(self) -> None:
+        if self.num_anchors:
+            self._check_blind()
         if self.init not in INITS:
             raise KvforgeError(f"--init {self.init!r} is unknown; choose from {', '.join(INITS)}.")
         if self.group_size < 1:
@@ -47,3 +51,17 @@ class RewireOptions:
             raise KvforgeError("--num-samples must be at least 2 and --num-tokens at least 16.")
         if self.max_shard_bytes < 1:
             raise KvforgeError("--max-shard-size must be positive, such as 5GB or 500MB.")
+
+    def _check_blind(self) -> None:
+        """Raise KvforgeError for what is of a cut with a single input alone."""
+        given = {
+            "--cut-layer auto": self.cut is None,
+            f"--init {self.init}": self.init != RewireOptions.init,
+            "--drop-teacher": self.drop_teacher,
+            "--early-exit": self.early_exit,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise KvforgeError(
+                    f"{option} is for cuts with a single input, and --cut-kind blind has none; leave it out."
+                )

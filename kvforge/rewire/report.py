@@ -23,9 +23,10 @@ def describe(summary: RewireSummary) -> str:
         title = "Unexplained share of the teacher's K and V on held-out text (0 = perfect, 1 = nothing explained)"
         blocks.append(f"{title}\n{_table(rows)}")
     reduction = 100 * (1 - summary.cut / summary.num_layers)
+    kind = f"blind but for {summary.num_anchors} anchors" if summary.num_anchors else f"init {summary.init}"
     blocks.append(
         f"{summary.output}: {summary.model_type}, cut {summary.cut} of {summary.num_layers} layers "
-        f"({reduction:.1f}% less prefill), groups of {summary.group_size}, init {summary.init}, "
+        f"({reduction:.1f}% less prefill), groups of {summary.group_size}, {kind}, "
         f"{summary.new_parameters / 1e6:.1f}M new parameters, {summary.weight_bytes / 1e6:.1f} MB of weights "
         f"{'with' if summary.with_teacher else 'without'} the teacher's q, k and v"
         + (", an early-exit head" if summary.early_exit else "")

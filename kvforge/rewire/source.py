@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.checkpoint.model import check_is_rewired, check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import (
+    check_is_not_blind,
+    check_is_rewired,
+    check_weights,
+    open_model,
+    read_model_config,
+)
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.common.errors import CheckpointError
 from model_defs import ModelConfig
@@ -30,6 +36,7 @@ def open_source(path: str | Path) -> PlainCheckpoint:
         raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); rewire the original.")
     config = read_model_config(checkpoint)
     check_is_rewired(checkpoint)
+    check_is_not_blind(checkpoint)
     if config.is_swiftkv or any("_swiftkv." in name or "_early_exit." in name for name in checkpoint.file_of_tensor):
         raise CheckpointError(f"{path} is a SwiftKV checkpoint already; rewire the model it was made from.")
     check_weights(checkpoint, config)

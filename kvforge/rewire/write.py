@@ -13,6 +13,7 @@ from kvforge.rewire.initialise import New
 from kvforge.rewire.options import RewireOptions
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig, families
+from model_defs.hf_config import BLIND
 from model_defs.weights import is_teacher_only
 
 
@@ -51,6 +52,8 @@ def write_config(source: PlainCheckpoint, config: ModelConfig, directory: Path) 
         "num_key_value_layers": config.cut,
         "key_value_group_size": config.group_size,
     }
+    if config.is_blind:
+        hf |= {"cut_kind": BLIND, "num_anchor_tokens": config.num_anchors}
     if config.early_exit:
         hf["early_exit"] = True
     (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")

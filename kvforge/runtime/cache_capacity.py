@@ -9,6 +9,10 @@ import numpy as np
 from kvforge.kv_policies.state import StatePool
 from kvforge.manifest import Manifest
 
+UPPER_SHARE = 4
+"""Above a blind cut there is one page for so many below it: prompts that are three times as long as their answers take
+no more."""
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -33,6 +37,8 @@ class CacheShape:
     """The policy's pools have pages, if only sequences longer than these would use any: there is at least one."""
     scratch_pages: int = 0
     """Of both kinds, for K and V that nobody keeps."""
+    upper_page_bytes: int = 0
+    """Of a page over all owners above a blind cut; 0 with any other."""
     exact_bytes: int = 0
     """Of the device, of all exact pages where pages are sealed."""
 
@@ -45,8 +51,15 @@ class CacheShape:
     @property
     def least_bytes(self) -> int:
         """Of the device: one sequence of the greatest length, and all slots."""
-        pages = self.pages * self.page_bytes + self.state_pages * self.state_page_bytes
+        pages = self.pages * (self.page_bytes + self.upper_page_bytes) + self.state_pages * self.state_page_bytes
         return pages + self.fixed_bytes
+
+    def upper_pages_beside(self, num_pages: int) -> int:
+        """Return the upper pages that go with ``num_pages`` others: ``UPPER_SHARE`` of them, but enough for one
+        sequence of the greatest length that is generated all through; 0 without a blind cut."""
+        if not self.upper_page_bytes:
+            return 0
+        return max(-(-num_pages // UPPER_SHARE), min(self.pages, num_pages))
 
     def divide(self, num_bytes: int) -> tuple[int, int]:
         """Return the K,V pages and the state pages that fit, where one sequence does, but no more than useful.
@@ -54,18 +67,24 @@ class CacheShape:
         The longest prompt fits exactly while it is computed. What is beyond that grows in the proportion in which
         such sequences need pages of both kinds once they are steady.
         """
-        num_bytes -= self.fixed_bytes
+        whole, num_bytes = num_bytes, num_bytes - self.fixed_bytes
         state_pages = int(self.has_state_pages)
         if self.state_pages:
             steady_bytes = self.state_pages * self.state_page_bytes + self.steady_pages * self.page_bytes
             spare = num_bytes - (self.pages - self.steady_pages) * self.page_bytes
             state_pages = min(spare * self.state_pages // steady_bytes, self.max_num_seqs * self.state_pages)
         num_pages = (num_bytes - state_pages * self.state_page_bytes) // self.page_bytes
+        if self.upper_page_bytes:
+            with_share = num_bytes * UPPER_SHARE // (UPPER_SHARE * self.page_bytes + self.upper_page_bytes)
+            num_pages = min(with_share, (num_bytes - self.pages * self.upper_page_bytes) // self.page_bytes)
+            while self.device_bytes(num_pages, state_pages, self.upper_pages_beside(num_pages)) > whole:
+                num_pages -= 1  # its upper pages are rounded up
         return min(num_pages, self.max_num_seqs * self.pages), state_pages
 
-    def device_bytes(self, num_pages: int, num_state_pages: int) -> int:
+    def device_bytes(self, num_pages: int, num_state_pages: int, num_upper_pages: int = 0) -> int:
         """Return the bytes of so many pages, all slots and what nobody keeps."""
-        return num_pages * self.page_bytes + num_state_pages * self.state_page_bytes + self.fixed_bytes
+        upper_bytes = num_upper_pages * self.upper_page_bytes
+        return num_pages * self.page_bytes + upper_bytes + num_state_pages * self.state_page_bytes + self.fixed_bytes
 
 
 def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
@@ -91,6 +110,7 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
         num_bytes((pool for pool in pools if pool.rows == "sequences"), False),
         bool(in_pages),
         0 if policy.probing is None else policy.probing.num_scratch_pages(page_size),
+        manifest.upper_page_bytes,
         manifest.num_exact_pages(max_num_seqs) * manifest.exact_page_bytes,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kvforge.common.errors import EngineError
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.kv_policies import Full, KVPolicy
+from kvforge.kv_policies.visibility import Visibility, visibility_of
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape, cache_shape
 
@@ -39,6 +40,10 @@ class RuntimeConfig:
     """Pages of what the policy keeps of sequences besides K,V."""
     num_exact_pages: int = 0
     """Pages that K and V are written to where the policy seals them."""
+    visibility: Visibility | None = None
+    """Which tokens go past a blind cut; None with any other."""
+    num_upper_pages: int = 0
+    """Pages of the owners above a blind cut."""
     exact_tokens: ExactTokens | None = None
     """Of prompts that an auxiliary model predicts, what the model computes itself; None where it computes all."""
 
@@ -65,6 +70,7 @@ def resolve_config(
     *,
     num_pages: int | None = None,
     num_state_pages: int | None = None,
+    num_upper_pages: int | None = None,
     kv_cache_gib: float | None = None,
     max_num_seqs: int | None = None,
     max_num_tokens: int | None = None,
@@ -83,6 +89,9 @@ def resolve_config(
     ``num_pages`` there are state pages for all sequences unless ``num_state_pages`` are given. The host's part of them
     comes on top; it is kept, with the rest where the device is the host, below 0.8 of ``available_bytes`` as long as
     one sequence fits.
+
+    Owners above a blind cut have pages of their own, by default as ``CacheShape.upper_pages_beside`` says; with
+    ``num_pages`` ``num_upper_pages`` overrides that.
 
     Engines with a predictor predict all prompts, and share no prefixes; ``exact_tokens`` is what of them is computed,
     by default the last token.
@@ -113,7 +122,13 @@ def resolve_config(
         raise EngineError(f"num_state_pages is {num_state_pages}; give 1 to {most}.")
     if exact_tokens is not None and not manifest.predicts:
         raise EngineError("exact tokens are for engines that predict the cache; build one with --kv-prediction.")
-    max_seqs = min(seqs, num_pages, tokens)
+    if num_upper_pages is None:
+        num_upper_pages = shape.upper_pages_beside(num_pages)
+    elif not manifest.model.is_blind:
+        raise EngineError("num_upper_pages is for models with a blind cut; leave it out.")
+    elif not 1 <= num_upper_pages <= most:
+        raise EngineError(f"num_upper_pages is {num_upper_pages}; give 1 to {most}.")
+    max_seqs = min(seqs, num_pages, tokens, *([num_upper_pages] if manifest.model.is_blind else []))
     return RuntimeConfig(
         num_pages=num_pages,
         page_size=manifest.page_size,
@@ -128,6 +143,8 @@ def resolve_config(
         has_observers=manifest.has_observers,
         num_state_pages=num_state_pages,
         num_exact_pages=manifest.num_exact_pages(max_seqs),
+        visibility=visibility_of(manifest.model),
+        num_upper_pages=num_upper_pages,
         exact_tokens=(exact_tokens or ExactTokens()) if manifest.predicts else None,
     )
 
@@ -145,7 +162,7 @@ def _budget(
     else:
         budget = max(DEFAULT_KV_CACHE_BYTES, needed)
     if budget < needed:
-        per_page = shape.page_bytes + shape.state_page_bytes
+        per_page = shape.page_bytes + shape.state_page_bytes + shape.upper_page_bytes
         fits = max(budget - shape.fixed_bytes, 0) // per_page * manifest.page_size
         source = "" if kv_cache_gib is not None else " (from free memory)"
         raise EngineError(

@@ -54,6 +54,7 @@ class LLMEngine:
         engine_dir: what ``kvforge build`` wrote; or pass ``session`` (and ``tokenizer``) instead.
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
         num_state_pages: pages of the KV policy's own to allocate beside them; default likewise.
+        num_upper_pages: pages of the owners above a blind cut to allocate; default likewise.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
@@ -77,6 +78,7 @@ class LLMEngine:
         tokenizer: Tokenizer | None = None,
         num_pages: int | None = None,
         num_state_pages: int | None = None,
+        num_upper_pages: int | None = None,
         kv_cache_gib: float | None = None,
         enable_prefix_cache: bool = True,
         max_num_tokens: int | None = None,
@@ -106,6 +108,7 @@ class LLMEngine:
             available_memory_bytes(),
             num_pages=num_pages,
             num_state_pages=num_state_pages,
+            num_upper_pages=num_upper_pages,
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,

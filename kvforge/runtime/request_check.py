@@ -63,6 +63,16 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
             field=PROMPT,
             operator="raise the KV cache size",
         )
+    if config.visibility is not None:
+        seen = config.visibility.num_seen(num_prompt_tokens, length - 1)
+        num_upper = -(-seen // config.page_size)
+        if num_upper > config.num_upper_pages:
+            raise RequestError(
+                f"the request may have {seen} tokens past the model's cut and need {num_upper} pages there, but the "
+                f"engine has {config.num_upper_pages}",
+                "lower {max_tokens}",
+                operator="raise the KV cache size",
+            )
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1
         raise RequestError(
@@ -147,6 +157,8 @@ def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config
     change = config.kv_policy.next_transition(num_prompt_tokens, 0)
     if config.exact_tokens is not None:
         reason = "an auxiliary model predicts the cache of prompts in the model's place"
+    elif config.visibility is not None:
+        reason = "the model's upper layers see no prompt but for its first tokens"
     elif config.has_observers:
         reason = f"the KV policy {config.kv_policy} counts the attention of all that goes past the cut"
     elif change is not None and change < num_prompt_tokens - 1:

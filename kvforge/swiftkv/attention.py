@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.norms import make_norm_of_heads
-from kvforge.swiftkv.token_layout import Layout
+from kvforge.swiftkv.token_layout import BLIND, Layout
 from model_defs import ModelConfig
 
 KV = tuple[Tensor, Tensor]
@@ -14,7 +14,8 @@ KV = tuple[Tensor, Tensor]
 
 class SwiftKVAttention(nn.Module):
     """The projections of one layer. Above the cut they end in ``_swiftkv``, K and V are in the group's owner only, and
-    ``with_teacher`` adds those the layer had before (arXiv 2410.03960, sections 3.2, 3.3 and 4)."""
+    ``with_teacher`` adds those the layer had before (arXiv 2410.03960, sections 3.2, 3.3 and 4). Above a blind cut they
+    are the layer's own, and who is not the teacher sees no prompt."""
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
@@ -22,7 +23,8 @@ class SwiftKVAttention(nn.Module):
         self.window, self.scale = config.layer_windows[layer], config.score_scale(layer)
         self.rope, self.teacher_rope = config.rope_of(layer), config.rope_of_own(layer)
         self.is_owner = layer in config.owners
-        self.suffix = "_swiftkv" if layer >= config.cut else ""
+        self.suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
+        self.is_blind = config.is_blind and layer >= config.cut
         self.qk_norm = config.qk_norm
         self._add(config, self.suffix, self.is_owner)
         if with_teacher and self.suffix:
@@ -61,7 +63,7 @@ class SwiftKVAttention(nn.Module):
         q = self.query(x, layout, teacher).transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
-        mask = layout.masks[self.window]
+        mask = layout.masks[BLIND if self.is_blind and not teacher else self.window]
         if self.sinks is not None:
             return self.o_proj(self._with_sinks(q, k, v, mask).transpose(1, 2).flatten(2))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)

@@ -11,6 +11,9 @@ from model_defs.rope import apply_rope, inverse_frequencies, query_growth, rope_
 from model_defs.rope_config import RopeConfig
 from model_defs.rotary_rows import amplitudes, head_order
 
+BLIND = -1
+"""The key of the mask of layers above a blind cut, among those of windows."""
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -46,11 +49,13 @@ def make_layout(
     length: int,
     segments: Tensor | None = None,
     device: torch.device | str = "cpu",
+    answers: Tensor | None = None,
 ) -> Layout:
     """Return the layout of sequences of ``length`` tokens.
 
     ``segments`` int64 ``[B, T]`` packs several samples into a sequence: each run of equal numbers is one sample, with
-    positions from 0 and no attention across its ends. Without it, every sequence is one sample.
+    positions from 0 and no attention across its ends. Without it, every sequence is one sample. ``answers`` bool ``[B,
+    T]`` are the tokens that an answer's are predicted at, for layers above a blind cut: its mask is ``BLIND``'s.
     """
     index = torch.arange(length, device=device)
     if segments is None:
@@ -64,6 +69,8 @@ def make_layout(
         longest = int(positions.max()) + 1
     rotations = _rotations(config, longest, positions)
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
+    if answers is not None:
+        masks[BLIND] = _blind_mask(positions, same, answers.to(device), config.num_anchors)
     return Layout(rotations, masks, query_growth(config.query_growth, positions))
 
 
@@ -91,6 +98,19 @@ def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:
     amplitude, order = amplitudes(rope, head_dim).to(device), head_order(rope, head_dim)
     cos, sin = (amplitude * x for x in rope_cos_sin(positions, inverse_frequencies(rope, head_dim).to(device)))
     return Rotation(cos, sin, None if order is None else order.to(device))
+
+
+def _blind_mask(positions: Tensor, same: Tensor | None, answers: Tensor, num_anchors: int) -> Tensor:
+    """Return what may be attended to above a blind cut, bool ``[B, 1, T, T]``: a sample's anchors and what is of the
+    answer that a token is in. Tokens of no answer attend to anchors and themselves, and nobody looks at them."""
+    begins = answers.clone()
+    begins[:, 1:] &= ~answers[:, :-1] | (positions[:, 1:] == 0)
+    answer = torch.where(answers, begins.long().cumsum(1), 0)
+    in_one = (answer[:, :, None] == answer[:, None, :]) & answers[:, None, :]
+    index = torch.arange(answers.shape[1], device=answers.device)
+    own = index[:, None] == index
+    seen = (in_one | (positions < num_anchors)[:, None, :] | own) & (index[:, None] >= index)
+    return (seen if same is None else seen & same)[:, None]
 
 
 def _mask(index: Tensor, same: Tensor | None, window: int, length: int) -> Tensor | None:

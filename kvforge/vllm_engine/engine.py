@@ -187,6 +187,8 @@ class VllmEngine:
             "kv_host_used_bytes": 0,
             "num_state_pages": 0,
             "num_used_state_pages": 0,
+            "num_upper_pages": 0,
+            "num_used_upper_pages": 0,
             "num_compacted": 0,
             "num_transitions": 0,
             **self.statistics.counters(),

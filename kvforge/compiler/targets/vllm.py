@@ -63,6 +63,8 @@ def write_engine(
     checkpoint = open_checkpoint(checkpoint_path)
     model = None if family_of(checkpoint.hf_config) is None else open_model(checkpoint_path)
     config = None if model is None else read_model_config(model)
+    if config is not None and config.is_blind:
+        raise BuildError("Target vllm does not run blind cuts; build with --target cpu.")
     has_cut = config is not None and config.is_swiftkv
     if config is not None and has_cut:
         try:
@@ -109,7 +111,8 @@ def check_own_options(options: BuildOptions) -> None:
     reason, remedy = VLLM.limits[Need.OWN_ENGINE].reason, VLLM.remedy
     for feature in all_features():
         name = feature.option
-        if Need.OWN_ENGINE in feature.needs and getattr(options, name) != getattr(BuildOptions, name):
+        is_given = bool(name) and getattr(options, name) != getattr(BuildOptions, name)
+        if Need.OWN_ENGINE in feature.needs and is_given:
             flag = f"--{name.replace('_', '-')}"
             raise BuildError(f"{flag} is for {Need.OWN_ENGINE.value}, but with target vllm {reason}; {remedy}.")
 

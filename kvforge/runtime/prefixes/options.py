@@ -70,6 +70,10 @@ class PrefixOptions:
                 "prefix_host_gib is main memory below the memory of a GPU, and this engine's cache is in main memory; "
                 "give --kv-cache-gib more."
             )
+        if manifest.model.is_blind:
+            raise EngineError(
+                f"{name} keeps pages of all owners, and above a blind cut these have pages of their own; leave it out."
+            )
         if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
             reason = (
                 "its prompts are predicted" if manifest.predicts

@@ -102,6 +102,7 @@ class Sequence:
         "stop_ids",
         "stopper",
         "tokens",
+        "upper_pages",
         "was_admitted",
     )
 
@@ -152,6 +153,8 @@ class Sequence:
         """See ``KVPolicy.max_reusable``."""
         self.state_pages: list[int] = []
         """Pages of the KV policy's own; held from admission on."""
+        self.upper_pages: list[int] = []
+        """Pages that hold K,V above a blind cut of its tokens that go past it; empty while it does not run."""
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False

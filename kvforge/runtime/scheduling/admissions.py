@@ -103,8 +103,11 @@ class Admissions:
         fetches.drop(sequence, is_used=True)
         needed = holdings.needed_pages(sequence, reused)
         reserved += sum(held_back.values()) + fetches.num_reserved(sequence)
-        if needed + reserved > holdings.pool.num_available:
+        upper_pages = holdings.upper_pages.share(reused)
+        has_upper = holdings.upper_pages.has_room(sequence, reused, holdings.running, held_back)
+        if needed + reserved > holdings.pool.num_available or not has_upper:
             holdings.let_go(reused)
+            holdings.upper_pages.let_go(upper_pages)
             return False
         if fetches.begin(sequence, reused, needed):
             return True
@@ -112,7 +115,7 @@ class Admissions:
             holdings.let_go(reused)
             return False
         fetches.note_use(sequence, len(reused))
-        holdings.run(sequence, reused)
+        holdings.run(sequence, reused, upper_pages)
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.metrics.num_reused_pages += len(reused)

@@ -36,7 +36,7 @@ class Drafts:
             # One token more than drafts comes out of the step.
             count = min(wanted, plan.budget, room, sequence.max_length - sequence.length - 1)
             while count > 0 and not holdings.extend(sequence, sequence.length + count):
-                count = min(count, len(sequence.pages) * holdings.config.page_size - sequence.length)
+                count = min(count, holdings.covered(sequence) - sequence.length)
             if count > 0:
                 if drafts:
                     plan.drafts[sequence] = drafts[:count]

@@ -14,6 +14,7 @@ from kvforge.runtime.scheduling.retention import set_priorities
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.scheduling.state_pages import StatePages
+from kvforge.runtime.scheduling.upper_pages import UpperPages
 
 _by_order = attrgetter("order")
 
@@ -29,22 +30,38 @@ class Holdings:
     def __init__(self, config: RuntimeConfig, source: PageSource | None) -> None:
         self.config, self.policy = config, config.kv_policy
         self.prefix_cache = PrefixCache(config.page_size, root=str(config.kv_policy))
-        self.pool = PagePool(config.num_pages, evict=self.prefix_cache.forget)
+        self.pool = PagePool(config.num_pages, evict=self._evicted)
         self.fetches = Fetches(self.pool, self.prefix_cache, source)
         self._columns, is_sealed = self.policy.keeping.slot_columns, self.policy.sealing is not None
         max_pages = config.max_pages_per_seq, config.max_state_pages_per_seq
-        self.slots = SlotTable(config.max_num_seqs, *max_pages, self._columns, is_sealed)
+        max_upper_pages = config.max_pages_per_seq if config.visibility else 0
+        self.slots = SlotTable(config.max_num_seqs, *max_pages, self._columns, is_sealed, max_upper_pages)
+        self.upper_pages = UpperPages(config, self.slots, self.pool, self.prefix_cache)
         self.state_pages = StatePages(config, self.slots)
         self.exact_pages = ExactPages(config, self.slots)
-        self.give_back: list[Callable[[Sequence], None]] = [self.state_pages.give_back, self.exact_pages.give_back]
+        self.give_back: list[Callable[[Sequence], None]] = [
+            self.state_pages.give_back,
+            self.exact_pages.give_back,
+            self.upper_pages.give_back,
+        ]
         """Called for what a running sequence has, while it still has its slot."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
 
+    def _evicted(self, page: int) -> None:
+        """Unpublish a page, because it is about to be overwritten."""
+        self.prefix_cache.forget(page)
+        self.upper_pages.lower_evicted(page)
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold the K,V of ``num_tokens`` tokens."""
         return -(-num_tokens // self.config.page_size)
+
+    def covered(self, sequence: Sequence) -> int:
+        """Return for how many cached tokens the pages of a running sequence are enough."""
+        below, above = len(sequence.pages) * self.config.page_size, self.upper_pages.covered(sequence)
+        return below if above is None else min(below, above)
 
     def missing_pages(self, sequence: Sequence) -> int:
         """What a running sequence still needs for the tokens that it has, and a page to grow into."""
@@ -91,7 +108,12 @@ class Holdings:
             pages.append(page)
             sequence.metrics.num_allocated_pages += 1
             sequence.metrics.num_new_pages += is_new
-        return True
+        if self.upper_pages.extend(sequence, num_tokens):
+            return True
+        keep = self.pages_for(self.covered(sequence))
+        self.let_go(pages[keep:])
+        del pages[keep:]
+        return False
 
     def preempt(self, plan: Schedule, victim: Sequence) -> None:
         """Take a running sequence's slot and pages, and queue it again."""
@@ -108,8 +130,9 @@ class Holdings:
         sequence.status = Status.WAITING
         insort(self.waiting, sequence, key=_by_order)
 
-    def run(self, sequence: Sequence, pages: list[int]) -> None:
-        """Give a waiting sequence a slot, state pages, which must be there, and the ``pages`` of its prefix."""
+    def run(self, sequence: Sequence, pages: list[int], upper_pages: list[int]) -> None:
+        """Give a waiting sequence a slot, state pages, which must be there, and the ``pages`` of its prefix, with those
+        above a blind cut."""
         slots = self.slots
         self.remove(self.waiting, sequence)
         insort(self.running, sequence, key=_by_order)
@@ -118,6 +141,7 @@ class Holdings:
         sequence.pages = pages
         sequence.num_computed = len(pages) * self.config.page_size
         self.state_pages.take(sequence)
+        self.upper_pages.run(sequence, upper_pages)
         slots.page_table[sequence.slot, : len(pages)] = pages
         slots.num_computed[sequence.slot] = sequence.num_computed
         slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]
@@ -150,6 +174,7 @@ class Holdings:
         """Give the pages of a sequence that asks for it their priorities, before it lets go of them."""
         if sequence.params.retention and self.config.enable_prefix_cache:
             set_priorities(self.pool, self.prefix_cache, sequence)
+            self.upper_pages.set_priorities()
             self.fetches.note_priorities(sequence)
 
     def let_go(self, pages: list[int]) -> None:

@@ -16,6 +16,9 @@ def check_invariants(scheduler: Scheduler) -> None:
       slot, and the slot table agrees with them.
     - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
       the slot table has them.
+    - Upper pages are conserved as pages are: the holders of each are the running sequences that have it, each of which
+      has those of its tokens that go past a blind cut. One of anchors has the holders of the lower page with the same
+      tokens, and is cached where that is.
     - Exact pages are conserved: each is free or held by one running sequence, which has one if its newest page is not
       full, and the slot table has it.
     - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
@@ -60,6 +63,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     fetches = scheduler.fetches.by_sequence
     assert fetches.keys() <= set(scheduler.waiting), "a fetch of a sequence that does not wait"
     _check_predictions(scheduler)
+    _check_upper_pages(scheduler)
     _check_policy(scheduler)
     _check_exact_pages(scheduler)
     assert all(one.status is not Status.FINISHED for one in scheduler.drafts.proposals), "drafts of a finished one"
@@ -81,6 +85,27 @@ def _check_predictions(scheduler: Scheduler) -> None:
             assert not any(scheduler.prefix_cache.holds(page) for page in sequence.pages), "predicted and published"
     for sequence in scheduler.waiting:
         assert sequence.predicted in (None, PredictedPrompt(sequence.num_prompt_tokens)), sequence
+
+
+def _check_upper_pages(scheduler: Scheduler) -> None:
+    upper, slots, below = scheduler.upper_pages, scheduler.slots, scheduler.pool
+    holders = Counter(page for sequence in scheduler.running for page in sequence.upper_pages)
+    assert [holders[page] for page in range(upper.pool.num_pages)] == upper.pool.ref_counts, "holders of upper pages"
+    cached, free = set(upper.pool.cached_pages), set(upper.pool.free_pages)
+    assert len(free) == len(upper.pool.free_pages), "an upper page is free twice"
+    assert sorted([*free, *cached, *holders]) == list(range(upper.pool.num_pages)), "upper pages are lost or held twice"
+    assert len(set(upper.above.values())) == len(upper.above), "an upper page is above two"
+    assert cached <= set(upper.above.values()), "a cached upper page belongs to no other"
+    for lower, page in upper.above.items():
+        assert below.ref_counts[lower] == upper.pool.ref_counts[page], "one of two pages of anchors is held alone"
+        assert (lower in set(below.cached_pages)) == (page in cached), "one of two pages of anchors is cached alone"
+    for sequence in scheduler.running:
+        pages = sequence.upper_pages
+        assert len(pages) == upper.pages_for(sequence, sequence.num_computed), sequence
+        assert slots.upper_table[sequence.slot, : len(pages)].tolist() == pages, sequence
+        anchors = [upper.above[page] for page in sequence.pages[: len(pages)] if page in upper.above]
+        assert anchors == pages[: len(anchors)], sequence
+    assert not any(sequence.upper_pages for sequence in scheduler.waiting), "a waiting sequence holds upper pages"
 
 
 def _check_exact_pages(scheduler: Scheduler) -> None:

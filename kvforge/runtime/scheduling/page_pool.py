@@ -49,6 +49,11 @@ class PagePool:
         self.priorities[page] = DEFAULT_PRIORITY
         return page
 
+    def discard(self, page: int) -> None:
+        """Free a cached page, whose content nobody may reuse from now on."""
+        self.cached_pages.remove(page, self.priorities[page])
+        self.free_pages.append(page)
+
     def share(self, page: int) -> None:
         """Add a holder to a referenced or cached page."""
         if self.ref_counts[page] == 0:

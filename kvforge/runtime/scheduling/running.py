@@ -15,7 +15,7 @@ class RunningWork:
 
     def plan(self, plan: Schedule) -> None:
         """Plan all that fits, in order."""
-        running, page_size, is_probed = self._holdings.running, self._holdings.config.page_size, self._is_probed
+        running, covered, is_probed = self._holdings.running, self._holdings.covered, self._is_probed
         prompts: list[Sequence] = []
         for sequence in list(running):
             if is_probed and sequence.is_due:
@@ -26,7 +26,7 @@ class RunningWork:
                 break
             elif sequence.status is not Status.RUNNING:
                 continue  # preempted just now
-            elif len(sequence.pages) * page_size >= sequence.length + sequence.cache_offset:
+            elif covered(sequence) >= sequence.length + sequence.cache_offset:
                 plan.decodes.append(sequence)
                 plan.budget -= 1
             else:
@@ -50,7 +50,7 @@ class RunningWork:
         holdings = self._holdings
         end = sequence.num_computed + num_tokens
         cached = end + sequence.cache_offset
-        if len(sequence.pages) * holdings.config.page_size < cached and not holdings.grow(plan, sequence, cached):
+        if holdings.covered(sequence) < cached and not holdings.grow(plan, sequence, cached):
             return
         plan.budget -= num_tokens
         if num_tokens == 1 and end == sequence.length:

@@ -38,6 +38,8 @@ class Scheduler(Holdings):
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self.transitions.add(sequence)
+        if self.upper_pages.is_used:
+            sequence.max_reusable = sequence.num_prompt_tokens - 1
         if self._predictions is not None:
             self._predictions.add(sequence)
         self.wait(sequence)
@@ -98,6 +100,7 @@ class Scheduler(Holdings):
         self.let_go(sequence.pages[keep:])
         del sequence.pages[keep:]
         self.exact_pages.trim(sequence)
+        self.upper_pages.trim(sequence)
 
     def append(self, sequences: list[Sequence], tokens: list[int]) -> None:
         """Add each running sequence's new token."""

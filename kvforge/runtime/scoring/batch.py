@@ -14,6 +14,7 @@ from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.step.batch import StepBatch
+from kvforge.runtime.step.past_cut import ComputedChunk, past_cut
 
 _PARAMS = SamplingParams()
 
@@ -41,6 +42,14 @@ class ScoredSequence:
         self.num_context = len(context)
         self.continuation = torch.from_numpy(ids[len(context) :].astype(np.int64))
         self.sequence = Sequence(f"score-{index}", 0, (0, index, 0), ids[:-1], _PARAMS, total - 1, metrics)
+        self.sequence.num_prompt_tokens = len(context)  # of which a blind cut hides some
+        num_upper = engine.scheduler.upper_pages.pages_for(self.sequence, total - 1)
+        if num_upper > config.num_upper_pages:
+            raise RequestError(
+                f"request {index} needs {num_upper} pages above the model's cut, but the engine has "
+                f"{config.num_upper_pages}",
+                operator="raise the KV cache size",
+            )
 
     @property
     def num_left(self) -> int:
@@ -76,6 +85,7 @@ class ScoredSequence:
         """Take pages for all tokens, those of a known beginning of the context included, and a slot where there are
         exact pages, which are enough for as many sequences; False if there are none."""
         pool, cache, sequence = engine.scheduler.pool, engine.scheduler.prefix_cache, self.sequence
+        upper = engine.scheduler.upper_pages
         page_size, free_slots = engine.config.page_size, engine.scheduler.slots.free_slots
         if engine.scheduler.exact_pages.is_used and not free_slots:
             return False
@@ -84,8 +94,10 @@ class ScoredSequence:
         for page in reused:
             pool.share(page)
             sequence.pages.append(page)
+        sequence.upper_pages = upper.share(reused)
         needed = -(-sequence.length // page_size) - len(reused)
-        if needed > pool.num_available:
+        needed_above = upper.pages_for(sequence, sequence.length) - len(sequence.upper_pages)
+        if needed > pool.num_available or needed_above > upper.pool.num_available:
             self.release(engine)
             return False
         sequence.num_computed = len(reused) * page_size
@@ -95,7 +107,7 @@ class ScoredSequence:
             new_page = pool.allocate()
             assert new_page is not None  # there were enough
             sequence.pages.append(new_page)
-        return True
+        return upper.extend(sequence, sequence.length)
 
     def release(self, engine: LLMEngine) -> None:
         """Let go of all pages."""
@@ -106,6 +118,7 @@ class ScoredSequence:
         for page in reversed(self.sequence.pages):
             engine.scheduler.pool.release(page, keep=engine.scheduler.prefix_cache.holds(page))
         self.sequence.pages = []
+        engine.scheduler.upper_pages.give_back(self.sequence)
 
 
 def plan_step(
@@ -170,8 +183,18 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         page_table=torch.from_numpy(table),
         state=(torch.from_numpy(exact_rows),) if exact.is_used else (),
     )
+    if (visibility := engine.config.visibility) is not None:
+        parts = [_past_cut_of(scored, count) for scored, count in chunks]
+        above = past_cut(parts, visibility, page_size)
+        return StepBatch(step, above.survivor_index, above.survivor_start, past_cut=above)
     return StepBatch(
         step,
         survivor_index=torch.from_numpy(np.concatenate(survivors)),
         survivor_start=torch.tensor(survivor_starts, dtype=torch.int32),
     )
+
+
+def _past_cut_of(scored: ScoredSequence, count: int) -> ComputedChunk:
+    start = scored.sequence.num_computed
+    pages, num_asked = scored.sequence.upper_pages, scored.num_survivors(count)
+    return ComputedChunk(scored.num_context, start, start + count, pages, num_asked)

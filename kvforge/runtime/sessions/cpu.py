@@ -11,7 +11,14 @@ from kvforge.common.hardware import cpu_isa
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
 from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.inputs import (
+    LowerStep,
+    PredictStep,
+    UpperStep,
+    VerifyStep,
+    past_cut_inputs,
+    policy_inputs,
+)
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
 from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
@@ -25,7 +32,7 @@ class CpuSession(Session):
 
     def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
         self.manifest = manifest
-        self._upper_pools = manifest.upper_pools
+        self._lower_pools, self._upper_pools = manifest.lower_pools, manifest.upper_pools
         self._policy = manifest.policy
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
@@ -33,13 +40,14 @@ class CpuSession(Session):
         self._predict = graphs.get("predict")
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
-        return self._lower([*step.inputs, *itertools.chain.from_iterable(pools), *policy_inputs(step, self._policy)])[0]
+        """Run all T tokens to the cut, writing their K,V; returns hidden ``[T, hidden_size]``."""
+        memory = itertools.chain.from_iterable(pools[self._lower_pools])
+        return self._lower([*step.inputs, *memory, *policy_inputs(step, self._policy)])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         memory = itertools.chain.from_iterable(pools[self._upper_pools])
-        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy)])[0]
+        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *past_cut_inputs(step)])[0]
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
@@ -66,9 +74,11 @@ class CpuSession(Session):
         accepted, next_token = self._verify(list(step))
         return accepted, next_token
 
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(
+        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+    ) -> Pools:
         """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:

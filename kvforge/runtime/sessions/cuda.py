@@ -136,7 +136,9 @@ class CudaSession(Session):
         accepted, next_token = self._verify([tensor.to(self.device) for tensor in step])
         return accepted.cpu(), next_token.cpu()
 
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(
+        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+    ) -> Pools:
         """Return pools of all owners in one allocation, but for those of the KV policy that lie in main memory, mapped
         for the GPU; see ``kvforge.runtime.sessions.pools``."""
         return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots)

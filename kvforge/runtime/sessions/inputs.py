@@ -47,16 +47,20 @@ class UpperStep(NamedTuple):
     positions: Tensor
     """[T]"""
     kv_length: Tensor
-    """[S] as ``LowerStep``'s"""
+    """[S] as ``LowerStep``'s; above a blind cut, tokens in each sequence's pages there"""
     page_table: Tensor
     """[S, M]"""
     state: PolicyInputs = ()
     """As ``LowerStep``'s."""
+    survivor_slots: Tensor | None = None
+    """[R] page * page_size + offset where K and V of survivors go, above a blind cut; None with any other"""
+    logit_index: Tensor | None = None
+    """[L] survivors whose logits are asked for there, at least one; None: all"""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What the graph takes before the pools."""
-        return self[:-1]
+        return self[:6]
 
 
 class PredictStep(NamedTuple):
@@ -91,5 +95,12 @@ class VerifyStep(NamedTuple):
 
 
 def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs:
-    """Return what a graph takes behind the pools."""
+    """Return what a graph takes of the KV policy behind the pools."""
     return step.state or neutral_inputs(policy, step.kv_length.shape[0])
+
+
+def past_cut_inputs(step: UpperStep) -> tuple[Tensor, ...]:
+    """Return what ``upper`` takes behind those above a blind cut."""
+    if step.survivor_slots is None or step.logit_index is None:
+        return ()
+    return step.survivor_slots, step.logit_index

@@ -29,10 +29,12 @@ def allocate_pools(
     device: str | torch.device = "cpu",
     num_state_pages: int = 0,
     num_slots: int | None = None,
+    num_upper_pages: int = 0,
 ) -> Pools:
     """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
-    exact pages where these are sealed, those of the KV policy for ``num_state_pages`` and ``num_slots`` sequences
-    (default: the engine's), and what ``allocate_together`` adds for alignment.
+    above a blind cut those of ``num_upper_pages``, exact pages where these are sealed, those of the KV policy for
+    ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what ``allocate_together`` adds for
+    alignment.
 
     Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
@@ -43,7 +45,9 @@ def allocate_pools(
     num_on_device = len(more) - num_host_pools(manifest)
     is_sealed, shared = manifest.policy.sealing is not None, list[Spec]()
     num_own = manifest.num_exact_pages(num_slots) if is_sealed else num_pages
-    own = [torch_specs(layout.written(num_own, owner)) for owner in owners]
+    above = manifest.model.owners_above if manifest.model.is_blind else ()
+    counts = {owner: num_upper_pages if owner in above else num_own for owner in owners}
+    own = [torch_specs(layout.written(counts[owner], owner)) for owner in owners]
     if manifest.policy.insertion.owners_share:
         own, shared = [[] for _ in own], torch_specs(layout.written(num_pages * len(owners), owners[0]))
     together = partial(allocate_together, device=device)

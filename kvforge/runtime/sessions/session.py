@@ -30,9 +30,12 @@ class Session(ABC):
     manifest: Manifest
 
     @abstractmethod
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(
+        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+    ) -> Pools:
         """Return pools; the content of K and V is arbitrary. ``state_pages`` and ``num_slots`` (default:
-        ``max_num_seqs``) are pages and sequences of the KV policy's."""
+        ``max_num_seqs``) are pages and sequences of the KV policy's, ``upper_pages`` those of owners above a blind
+        cut."""
 
     @abstractmethod
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:

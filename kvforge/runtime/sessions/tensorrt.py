@@ -58,7 +58,9 @@ class TensorRTSession(CudaSession):
         for plan in self._plans.values():
             plan.keep_kernels()
 
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(
+        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+    ) -> Pools:
         """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.sessions.pools``.
 
         Raises:

@@ -198,6 +198,11 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
             f"the draft engine has a cache of {draft.kv_dtype}, whose pages are sealed before drafts are verified; "
             "rebuild it with another --kv-dtype."
         )
+    if draft.model.is_blind:
+        raise EngineError(
+            "the draft engine's model has a blind cut, and drafts are made without pages above one; draft with a model "
+            "that has another cut, or none."
+        )
     max_seq_len, page_bytes = min(runtime.max_seq_len, draft.max_seq_len), draft.page_bytes
     one_sequence = -(-max_seq_len // draft.page_size) * page_bytes
     resolved = resolve_config(

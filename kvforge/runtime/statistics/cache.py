@@ -6,21 +6,26 @@ from kvforge.runtime.scheduling.scheduler import Scheduler
 
 
 def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
-    """Return bytes allocated and in use, state pages, and sequences whose cache a transition has changed.
+    """Return bytes allocated and in use, state pages, pages above a blind cut, and sequences whose cache a transition
+    has changed.
 
     In use are pages with a holder, and the slots of such sequences. Alignment is not counted.
     """
     config, pool, state = scheduler.config, scheduler.pool, scheduler.state_pages
     shape = cache_shape(manifest, config.max_num_seqs, config.max_seq_len)
     num_changed = sum(sequence.cache_offset < 0 for sequence in scheduler.running)
+    upper = scheduler.upper_pages.pool
     used = pool.num_used * shape.page_bytes + state.num_used * shape.state_page_bytes
+    used += upper.num_used * shape.upper_page_bytes
     return {
-        "kv_device_bytes": shape.device_bytes(config.num_pages, state.num_pages),
+        "kv_device_bytes": shape.device_bytes(config.num_pages, state.num_pages, upper.num_pages),
         "kv_device_used_bytes": used + num_changed * shape.slot_bytes,
         "kv_host_bytes": state.num_pages * shape.host_page_bytes,
         "kv_host_used_bytes": state.num_used * shape.host_page_bytes,
         "num_state_pages": state.num_pages,
         "num_used_state_pages": state.num_used,
+        "num_upper_pages": upper.num_pages,
+        "num_used_upper_pages": upper.num_used,
         "num_compacted": num_changed,
         "num_transitions": scheduler.transitions.num_planned,
     }

@@ -9,6 +9,7 @@ from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.step.past_cut import PastCut, planned_past_cut
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,16 @@ class StepBatch:
     """[S+1]"""
     logit_rows: torch.Tensor | None = None
     """Which of the survivors' logits are asked for, as the others only go past the cut to be observed; None: all."""
+    past_cut: PastCut | None = None
+    """What goes past a blind cut; None with any other."""
 
     def upper(self, hidden: torch.Tensor) -> UpperStep:
         """Return what follows; ``hidden`` is ``lower``'s result."""
-        step = self.lower
+        step, above = self.lower, self.past_cut
+        if above is not None:
+            tokens = hidden, above.survivor_index, above.survivor_start, step.positions
+            more = above.kv_length, above.page_table, step.state, above.slots, above.logit_index
+            return UpperStep(*tokens, *more)
         return UpperStep(
             hidden,
             self.survivor_index,
@@ -57,7 +64,7 @@ class StepBatchBuilder:
     """Builds a ``StepBatch`` from a schedule; decode rows are filled without per-row Python work."""
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self._page_size = config.page_size
+        self._page_size, self._visibility = config.page_size, config.visibility
         self._observing = config.kv_policy.observing if config.has_observers else None
         tokens, seqs = config.max_num_tokens, config.max_num_seqs
         self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
@@ -132,6 +139,9 @@ class StepBatchBuilder:
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
             state=self._state.build(rows, slots, np.diff(query_start[: num_seqs + 1])),
         )
+        if self._visibility is not None:
+            above = planned_past_cut(plan, slots, self._visibility, self._page_size)
+            return StepBatch(step, above.survivor_index, above.survivor_start, past_cut=above)
         survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
         is_observed = self._observing is not None and len(logit_rows) < num_survivors
         return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)

@@ -41,8 +41,9 @@ class Runner:
         self._builder = StepBatchBuilder(config)
         probing = config.kv_policy.probing
         scratch = 0 if probing is None else probing.num_scratch_pages(config.page_size)
+        above = () if config.visibility is None else (config.num_upper_pages,)
         self.pools = session.allocate_pools(
-            config.num_pages + scratch, config.num_state_pages + scratch, config.max_num_seqs
+            config.num_pages + scratch, config.num_state_pages + scratch, config.max_num_seqs, *above
         )
         manifest = session.manifest
         memory = EngineMemory(
@@ -147,6 +148,8 @@ class Runner:
         if not batch.num_survivors:
             return None
         logits = self._upper(batch.upper(hidden))
+        if batch.past_cut is not None and not batch.past_cut.num_asked:
+            return None
         if batch.logit_rows is None:
             return logits
         return logits[batch.logit_rows] if len(batch.logit_rows) else None

@@ -194,6 +194,20 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
     save_file(rewired, path / "model.safetensors", metadata={"format": "pt"})
 
 
+def make_blind(path: Path, cut: int, num_anchors: int, group_size: int = 1) -> Path:
+    """Give a plain checkpoint a blind cut; its tensors stay as they are."""
+    hf = json.loads((path / "config.json").read_text())
+    hf |= {
+        "num_key_value_layers": cut,
+        "key_value_group_size": group_size,
+        "cut_kind": "blind",
+        "num_anchor_tokens": num_anchors,
+        "model_type": hf["model_type"] + "_swiftkv",
+    }
+    (path / "config.json").write_text(json.dumps(hf))
+    return path
+
+
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint by the names of ``model_defs.weights``, fused ones as their projections."""
     hf = json.loads((path / "config.json").read_text())

@@ -24,7 +24,14 @@ from kvforge.compiler.export import uninitialised
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.inputs import (
+    LowerStep,
+    PredictStep,
+    UpperStep,
+    VerifyStep,
+    past_cut_inputs,
+    policy_inputs,
+)
 from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
@@ -68,8 +75,10 @@ class EagerSession(Session):
     def rope_tables(self) -> tuple[Tensor, Tensor]:
         return rope_tables(self._weights)
 
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
+    def allocate_pools(
+        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+    ) -> Pools:
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages)
 
     def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
         return allocate_auxiliary_pools(self.manifest, num_pages)
@@ -80,11 +89,12 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._lower(*step.inputs, pools, policy_inputs(step, self._policy))
+        return self._lower(*step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy))
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self._policy))
+        behind = policy_inputs(step, self._policy), *past_cut_inputs(step)
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], *behind)
 
     @torch.inference_mode()
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:

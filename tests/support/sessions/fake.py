@@ -134,7 +134,7 @@ class FakeSession(Session):
 
     def upper(self, step, pools):
         self.num_upper_calls += 1
-        hidden, survivor_index, survivor_start, positions, kv_length, page_table, shadow = step
+        hidden, survivor_index, survivor_start, positions, kv_length, page_table, shadow = step[:7]
         assert len(survivor_index) > 0 and survivor_index.dtype == survivor_start.dtype == torch.int32
         assert survivor_start[0] == 0 and survivor_start[-1] == len(survivor_index)
         starts, logits, shifts = survivor_start.tolist(), [], self.shifts(shadow, len(kv_length))

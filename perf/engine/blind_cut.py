@@ -1,0 +1,130 @@
+"""Decode steps behind long prompts: a cut whose upper layers see no prompt, beside cuts with a single input.
+
+    python -m perf.engine.blind_cut --output perf/results/blind-cut
+
+Engines of the 213M shape, random weights, cut at half of its layers, take turns step by step. Pools have the pages of
+the requests and no more, and the plan is what the planner counts of these. Bytes read are those that it counts of the
+cache in a step in the middle of the output.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from kvforge.compiler import BuildOptions
+from kvforge.costs.cache import kv_bytes_above, kv_bytes_below, kv_read_bytes
+from kvforge.kv_policies.visibility import visibility_of
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.sessions.pools import device_bytes
+from model_defs import ModelConfig, load_config
+from perf.harness.batch import Batch
+from perf.harness.engines import cached_engine
+from perf.harness.experiment import Experiment, Report, Row, lengths, numbers, output, ratio, work
+from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint, with_cut
+
+CUT = 8
+ANCHORS = {"cut_kind": "blind", "num_anchor_tokens": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "single input": with_cut(LLAMA_213M, CUT),
+    "single input, one owner": with_cut(LLAMA_213M, CUT, LLAMA_213M["num_hidden_layers"] - CUT),
+    "blind": with_cut(LLAMA_213M, CUT) | ANCHORS,
+}
+
+
+def kept(model: ModelConfig, args: argparse.Namespace) -> tuple[int, int]:
+    """Return the tokens of a request that lower and upper owners keep; the last token's K and V are never written."""
+    length, visibility = args.input_tokens + args.output_tokens - 1, visibility_of(model)
+    return length, length if visibility is None else visibility.num_seen(args.input_tokens, length)
+
+
+def load(name: str, batch: int, args: argparse.Namespace) -> LLMEngine:
+    """Load an engine with the pages of ``batch`` requests."""
+    limits = {"max_num_seqs": batch, "max_num_tokens": 512, "max_seq_len": args.input_tokens + args.output_tokens}
+    options, folder, hf = BuildOptions(dtype="bfloat16", **limits), args.work / "blind-cut" / name, MODELS[name]
+    at = folder / f"{batch}-{limits['max_seq_len']}"
+    engine_dir = cached_engine(at, lambda: cached_checkpoint(folder / "checkpoint", hf), options)
+    below, above = (batch * -(-count // options.page_size) for count in kept(load_config(hf), args))
+    upper_pages = above if load_config(hf).is_blind else None
+    return LLMEngine(engine_dir, enable_prefix_cache=False, num_pages=below, num_upper_pages=upper_pages)
+
+
+def planned_bytes(engine: LLMEngine, args: argparse.Namespace) -> int:
+    """Return the bytes of a request of the engine's as the planner counts them, all pages filled."""
+    model, kv_dtype, page = engine.manifest.model, engine.manifest.kv_dtype, engine.config.page_size
+    below, above = (-(-count // page) * page for count in kept(model, args))
+    return below * kv_bytes_below(model, kv_dtype) + above * kv_bytes_above(model, kv_dtype)
+
+
+def timed_step(running: Batch) -> float:
+    """Take a step; returns its seconds."""
+    begin = time.perf_counter()
+    running.step()
+    return time.perf_counter() - begin
+
+
+def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
+    """Serve ``batch`` prompts in every engine, and let them take turns at decode steps."""
+    engines = {name: load(name, batch, args) for name in MODELS}
+    vocab = LLAMA_213M["vocab_size"]
+    prompts = np.random.default_rng(batch).integers(3, vocab, (batch, args.input_tokens)).tolist()
+    running: dict[str, Batch] = {}
+    for name, engine in engines.items():
+        running[name] = Batch(engine, prompts, args.output_tokens)
+        running[name].start()
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for index in range(args.output_tokens - 2):
+        for name in sorted(engines, reverse=bool(index % 2)):
+            seconds[name].append(timed_step(running[name]))
+    middle, rows = args.input_tokens + args.output_tokens / 2, []
+    for name, engine in engines.items():
+        manifest = engine.manifest
+        read = batch * kv_read_bytes(manifest.model, manifest.kv_dtype, middle, args.input_tokens)
+        rows.append(
+            {
+                "model": name,
+                "batch": batch,
+                "step_s": statistics.median(seconds[name][2:]),
+                "allocated_bytes": device_bytes(manifest, engine.runner.pools),
+                "planned_bytes": batch * planned_bytes(engine, args),
+                "cache_read_bytes": read,
+            }
+        )
+    return rows
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Run every batch."""
+    rows = []
+    for batch in args.batch:
+        rows += measure_batch(batch, args)
+        gc.collect()
+    by_name = {(row["model"], row["batch"]): row for row in rows}
+    for row in rows:
+        reference = by_name["single input", row["batch"]]
+        row["of_single_input"] = row["step_s"] / reference["step_s"]
+        row["reads_of_single_input"] = row["cache_read_bytes"] / reference["cache_read_bytes"]
+    return {"rows": rows}
+
+
+EXPERIMENT = Experiment(
+    "perf.engine.blind_cut", __doc__,
+    options=(numbers("--batch", [1]), lengths(8192, 48), work(), output("OUTPUT.json and .md")),
+    measure=measure, settings=("input_tokens", "output_tokens"), title="A cut whose upper layers see no prompt",
+    notes="213M parameters, random weights, cut at 8 of 16 layers, prompts of {input_tokens} tokens and "
+    "{output_tokens} output tokens; blind with 32 anchors. Engines take turns step by step: beside other work on the "
+    "machine ratios hold, and times do not.",
+    columns=(
+        ("cut", "model"), ("batch", "batch"), ("step ms", "step_s", ".1f", 1e3),
+        ("of single input", "of_single_input", ".2f"), ("cache read MiB", "cache_read_bytes", ".1f", 1 / 2**20),
+        ("of single input", "reads_of_single_input", ".2f"), ("allocated MiB", "allocated_bytes", ".2f", 1 / 2**20),
+        ("of plan", ratio("allocated_bytes", "planned_bytes"), ".4f"),
+    ),
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(EXPERIMENT.run())
