@@ -48,7 +48,9 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, and over the layers of an auxiliary model:
     on the device and in host memory with the engine's policy, and on the device in full."""
     cache, policy, owners = manifest.owner_cache, manifest.policy, manifest.model.num_owners
-    auxiliary = cache.padded(manifest.max_seq_len) * manifest.auxiliary_bytes_per_token
+    auxiliary = cache.padded(manifest.max_seq_len) * (
+        manifest.auxiliary_bytes_per_token + manifest.draft_head_bytes_per_token
+    )
     return {
         "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len) + auxiliary,
         "sequence_host_bytes": owners * policy.host_tier.host_bytes(cache, manifest.max_seq_len),
