@@ -129,7 +129,8 @@ def _layers(path: Path, hf: Mapping[str, Any], config: ModelConfig) -> tuple[int
     nested = hf.get("eagle_config")
     ids, after = hf.get(IDS), 0
     if not ids and isinstance(nested, dict):
-        ids, after = nested.get(IDS), 1
+        ids = nested.get(IDS)
+        after = 1 if ids else 0
     layers = ids or default_layers(config)
     if isinstance(layers, (list, tuple)) and all(type(layer) is int for layer in layers):
         found = tuple(layer + after for layer in layers)

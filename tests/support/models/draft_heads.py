@@ -10,6 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.slot_table import SlotTable
+from kvforge.swiftkv import load_model
+
 SIZES: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -70,8 +76,31 @@ def make_head(path: Path, target: Path, *, draft_vocab: int = 50, seed: int = 0,
     return path
 
 
+def noted_drafts(engine: LLMEngine) -> list[tuple[list[int], list[int]]]:
+    """Return a list that an engine's steps add to: tokens of a sequence, and the drafts behind them."""
+    seen: list[tuple[list[int], list[int]]] = []
+    head = engine.runner.head_draft
+    run = head.draft
+
+    def draft(plan: Schedule, slots: SlotTable) -> None:
+        run(plan, slots)
+        seen.extend((s.tokens[: s.length].tolist(), list(found)) for s, found in plan.drafts.items())
+
+    head.draft = draft
+    return seen
+
+
 def streams(target: Path, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-    """Return ``[T, 3 hidden]``: the residual streams that enter these layers of a checkpoint of transformers'."""
+    """Return ``[T, 3 hidden]``: the residual streams that enter these layers of a checkpoint; of a plain one as
+    transformers computes it."""
+    sizes = read_model_config(checkpoint := open_model(target))
+    if sizes.has_cut:
+        cut, found = load_model(checkpoint, sizes, torch.float32), dict[int, Tensor]()
+        for index, layer in enumerate(cut.model.layers):
+            layer.register_forward_pre_hook(lambda _, given, index=index: found.update({index: given[0][0]}))
+        with torch.inference_mode():
+            cut(torch.tensor([tokens]))
+        return torch.cat([found[layer] for layer in layers], dim=-1)
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     with torch.inference_mode():
         states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
