@@ -29,6 +29,28 @@ def default_layers(config: ModelConfig) -> tuple[int, int, int]:
     return 2, config.num_layers // 2, config.num_layers - 3
 
 
+def head_config(head: DraftHead) -> dict[str, Any]:
+    """Return the config.json of a head, without where it reads: what other engines ask for as well."""
+    model = head.model
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": head.width,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_theta": model.rope.theta,
+        "max_position_embeddings": model.max_position,
+        "vocab_size": model.vocab_size,
+        "draft_vocab_size": head.draft_vocab,
+        "tie_word_embeddings": False,
+    }
+
+
 def open_draft_head(path: str | Path, target: Checkpoint, config: ModelConfig) -> tuple[Checkpoint, DraftHead]:
     """Open a head for the model ``config`` of the checkpoint ``target``; its tensors go by the names of
     ``model_defs.draft_graph``.
