@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
+from model_defs.draft_graph import States
+from model_defs.draft_head import DraftHead
 from model_defs.kv_layout import first_page
 from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
 from model_defs.layers import (
@@ -167,9 +169,14 @@ class LowerGraph(PositionedGraph):
     """Embedding, layers below the cut, and all K,V above it, for every token of the step."""
 
     def __init__(
-        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
+        self,
+        config: ModelConfig,
+        kv_scales: Sequence[KVScales] = (),
+        insertion: CacheInsertion | None = None,
+        head: DraftHead | None = None,
     ) -> None:
         super().__init__(config, kv_scales, insertion)
+        self.head, self.draft = head, None
         self.embed = Embedding(config)
         self.per_layer = PerLayerInput(config) if config.per_layer_input else None
         self.layers = make_blocks(config, range(config.cut))
@@ -182,6 +189,8 @@ class LowerGraph(PositionedGraph):
                 for owner in config.upper_owners:
                     k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
+        if head is not None and head.reads_below(config):
+            self.draft = States(config, head)
         self.register_positions()
 
     def forward(
@@ -196,7 +205,8 @@ class LowerGraph(PositionedGraph):
         state: tuple[Tensor, ...] = (),
     ) -> Any:
         """Return the hidden state ``[T, width_at_cut]`` entering the cut layer, with what the layers above it have of
-        their own at its end; the pools then have this step's K and V.
+        their own at its end, then what a draft head reads (``DraftHead.width_passed``); the pools then have this step's
+        K and V.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` are those of
         ``config.written_below``, in order, as are the new ones. Each of these is written once, and with an
@@ -207,7 +217,10 @@ class LowerGraph(PositionedGraph):
         hidden = to_stream(config, F.embedding(input_ids, self.embed.weight))
         own_inputs = None if self.per_layer is None else self.per_layer(input_ids, hidden)
         new_pools: list[Pool] = []
+        streams = dict[int, Tensor]()
         for layer in range(config.cut):
+            if self.head is not None and layer in self.head.layers:
+                streams[layer] = hidden
             block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
             if owner == layer:
                 q, *kv = block.project_qkv(hidden)
@@ -218,6 +231,7 @@ class LowerGraph(PositionedGraph):
             written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
             own = self.own_pages(step, owner, written)
             hidden, new_pools[index] = block.finish(hidden, q, written, own, self.kv_scales[owner], own_input)
+        streams[config.cut] = hidden
         if config.is_swiftkv:
             owned = self.single_input(hidden)
             for owner, kv, pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
@@ -227,6 +241,10 @@ class LowerGraph(PositionedGraph):
                 new_pools.append(self.write(owner, kv, pool, slot_mapping, steps[owner]))
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
+        if self.head is not None:
+            passed = [streams[layer] for layer in self.head.passed(config)]
+            passed = passed if self.draft is None else [self.draft(streams)]
+            hidden = torch.cat((hidden, *passed), dim=-1)
         return self.results(hidden, new_pools)
 
 
@@ -235,18 +253,27 @@ class UpperGraph(PositionedGraph):
     an insertion does, and above a blind cut the survivors' K and V."""
 
     def __init__(
-        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
+        self,
+        config: ModelConfig,
+        kv_scales: Sequence[KVScales] = (),
+        insertion: CacheInsertion | None = None,
+        head: DraftHead | None = None,
     ) -> None:
         super().__init__(config, kv_scales, insertion)
+        self.passed = () if head is None else head.passed(config)
         self.layers = make_blocks(config, range(config.cut, config.num_layers))
-        num_own = config.num_layers - config.cut if config.per_layer_input else 0
-        self.widths = [config.hidden_size, *[config.per_layer_input] * num_own]
+        self.num_own = config.num_layers - config.cut if config.per_layer_input else 0
+        of_head = [config.hidden_size] * len(self.passed)
+        if head is not None and head.reads_below(config):
+            of_head = [head.width]
+        self.widths = [config.hidden_size, *[config.per_layer_input] * self.num_own, *of_head]
         self.norm = RMSNorm(config.hidden_size, config.stream_eps)
-        head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
+        lm_head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
         if config.tie_embeddings:
-            self.embed = head
+            self.embed = lm_head
         else:
-            self.lm_head = head
+            self.lm_head = lm_head
+        self.draft = None if head is None or head.reads_below(config) else States(config, head)
         self.register_positions()
 
     def forward(
@@ -262,8 +289,8 @@ class UpperGraph(PositionedGraph):
         survivor_slots: Tensor | None = None,
         logit_index: Tensor | None = None,
     ) -> Any:
-        """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some; the pools then are as an
-        insertion leaves them.
+        """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some, and ``[R, H]`` for a draft
+        head that reads above the cut; the pools then are as an insertion leaves them.
 
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
@@ -273,8 +300,11 @@ class UpperGraph(PositionedGraph):
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
+        more: tuple[Tensor, ...] = ()
+        if len(self.widths) > 1:
+            hidden, *more = hidden.split(self.widths, dim=-1)
+        streams = {} if self.draft is None else dict(zip(self.passed, more[self.num_own :], strict=True))
         if config.has_cut:
-            hidden, *own_inputs = hidden.split(self.widths, dim=-1)
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip(config.owners_above, pools, strict=True))
@@ -288,14 +318,18 @@ class UpperGraph(PositionedGraph):
                 else:
                     q = block.project_q(hidden)
                 own = self.own_pages(steps[layer], owner, pool)
-                own_input = own_inputs[layer - config.cut] if own_inputs else None
+                own_input = more[layer - config.cut] if self.num_own else None
+                if self.draft is not None and layer in self.draft.layers:
+                    streams[layer] = hidden
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
+        streams[config.num_layers] = hidden
         if logit_index is not None:
             hidden = hidden.index_select(0, logit_index)
         head = self.embed if config.tie_embeddings else self.lm_head
         logits = divided(config, head(hidden, self.norm))
-        return self.results(logits if config.logit_cap is None else capped(logits, config.logit_cap), pools)
+        logits = logits if config.logit_cap is None else capped(logits, config.logit_cap)
+        return self.results(logits, pools) if self.draft is None else (logits, self.draft(streams))
 
 
 class EarlyExitGraph(nn.Module):
@@ -310,7 +344,10 @@ class EarlyExitGraph(nn.Module):
 
     def forward(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors; arguments as ``UpperGraph``'s."""
-        logits = self.lm_head_early_exit(hidden.index_select(0, survivor_index), self.norm_early_exit)
+        hidden = hidden.index_select(0, survivor_index)
+        if hidden.shape[1] > self.config.hidden_size:  # what a draft head reads
+            hidden = hidden[:, : self.config.hidden_size]
+        logits = self.lm_head_early_exit(hidden, self.norm_early_exit)
         return divided(self.config, logits)
 
 

@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         left_out = "; ONNX only, kvforge doctor says what builds plans" if manifest.isa == ("onnx",) else ""
         cut = f"cut {manifest.model.cut} of " if manifest.model.has_cut else ""
         more = f" and {manifest.auxiliary_bytes_per_token} of the auxiliary model" if manifest.predicts else ""
+        if manifest.draft_head is not None:
+            more += f" and {manifest.draft_head_bytes_per_token} of the draft head"
         print(
             f"{output}: {manifest.model.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
             f"{cut}{manifest.model.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token{more}, "

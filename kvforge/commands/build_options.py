@@ -75,6 +75,11 @@ def _flags() -> dict[str, dict[str, Any]]:
             "metavar": "PREDICTOR",
             "help": "a checkpoint of kvforge predict train, which fills the cache of prompts in the model's place",
         },
+        "draft_head": {
+            "metavar": "HEAD",
+            "help": "a checkpoint of an EAGLE-3 head for this model, which drafts for the method eagle3; with "
+            "--max-draft-len",
+        },
         "calibration": {
             "metavar": "TEXT",
             "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "auxiliary_bytes_per_token": manifest.auxiliary_bytes_per_token,
+        "draft_head_bytes_per_token": manifest.draft_head_bytes_per_token,
         "page_bytes": manifest.page_bytes,
         "upper_page_bytes": manifest.upper_page_bytes,
         "exact_bytes": manifest.exact_bytes,
@@ -83,6 +84,11 @@ def run(args: argparse.Namespace) -> int:
         rows["prediction"] = (
             f"{layers} layer{'' if layers == 1 else 's'} of an auxiliary model for the cache of prompts, "
             f"{manifest.auxiliary_bytes_per_token} more bytes per token"
+        )
+    if (head := manifest.draft_head) is not None:
+        rows["draft head"] = (
+            f"reads what enters layers {', '.join(map(str, head.layers))}, drafts {head.draft_vocab} of "
+            f"{model.vocab_size} tokens, {manifest.draft_head_bytes_per_token} more bytes per token"
         )
     if plans:
         rows["plans"] = (

@@ -9,6 +9,7 @@ import torch
 
 import plugins
 from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.draft_head import open_draft_head
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.checkpoint.predictor import open_predictor
@@ -16,7 +17,7 @@ from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.calibration import calibration_of, check_calibration, may_calibrate
 from kvforge.compiler.checkpoint_texts import check_texts
-from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.convert import basis_of, convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
@@ -34,6 +35,7 @@ from kvforge.manifest import (
 )
 from kvforge.version import __version__
 from model_defs import ModelConfig
+from model_defs.draft_head import DraftHead
 from model_defs.prediction import Prediction
 
 
@@ -73,6 +75,10 @@ def build_engine(
     if options.kv_prediction is not None:
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
+    draft = None
+    if options.draft_head is not None:
+        draft = open_draft(options.draft_head, checkpoint, config, resolved)
+        resolved = dataclasses.replace(resolved, draft_head=draft[1])
     check_texts(checkpoint, config.vocab_size)
     calibration = calibration_of(options, resolved, config, checkpoint)
     own_fields = tokens_of_policy(checkpoint.folder / "tokenizer.json", config.vocab_size, resolved.policy)
@@ -95,6 +101,7 @@ def build_engine(
             num_positions=num_positions(resolved),
             predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
             rounded=rounded,
+            draft=draft,
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
@@ -115,6 +122,21 @@ def open_prediction(path: str | Path, config: ModelConfig, options: ResolvedOpti
     check_prediction(options, prediction)
     auxiliary = prediction.auxiliary.for_length(options.max_seq_len)
     return checkpoint, dataclasses.replace(prediction, auxiliary=auxiliary)
+
+
+def open_draft(
+    path: str | Path, checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions
+) -> tuple[Checkpoint, DraftHead]:
+    """Return the checkpoint of a draft head for the model ``config`` of ``checkpoint``, and the head as an engine with
+    ``options`` has it: with a table of its own where the engine's embedding is in another basis.
+
+    Raises:
+        CheckpointError: it cannot be read, or is for another model.
+    """
+    own, head = open_draft_head(path, checkpoint, config)
+    is_changed = basis_of(checkpoint, config, options.packed_dtype) is not None
+    model = head.model.for_length(options.max_seq_len)
+    return own, dataclasses.replace(head, model=model, own_embedding=head.own_embedding or is_changed)
 
 
 def num_positions(options: ResolvedOptions) -> int:
@@ -149,7 +171,8 @@ def stages(options: BuildOptions) -> tuple[str, ...]:
     those of that graph, and one whose weights are not calibrated "round". Raises BuildError for an unknown target."""
     if options.target in HOSTED:
         return ("read", *load_hosted(options.target).stages(), "manifest")
-    graphs = graph_names(options.max_draft_len, options.early_exit, options.kv_prediction is not None)
+    optional = options.kv_prediction is not None, options.draft_head is not None
+    graphs = graph_names(options.max_draft_len, options.early_exit, *optional)
     rounding = ("round",) if may_calibrate(options) else ()
     return ("read", *rounding, "weights", *load_target(options.target).stages(graphs), "manifest")
 

@@ -8,18 +8,24 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.draft_head import tokens_of
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler.cpu_graph import (
     AnyLinear,
+    draft_linears,
     dtype_of_packed,
     linears,
     packed_tensors,
     predict_linears,
     stack_packed,
 )
-from kvforge.compiler.stream_basis import StreamBasis, can_change
+from kvforge.compiler.stream_basis import Basis, StatesBasis, StreamBasis, can_change
 from model_defs import ModelConfig
+from model_defs.draft_graph import EMBEDDING as EMBEDDING_OF_HEAD
+from model_defs.draft_graph import FREQUENCIES as FREQUENCIES_OF_HEAD
+from model_defs.draft_graph import TOKEN_OF, draft_weight_specs
+from model_defs.draft_head import DraftHead
 from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
@@ -44,13 +50,15 @@ def convert_weights(
     num_positions: int = 0,
     predictor: tuple[Checkpoint, Prediction] | None = None,
     rounded: Mapping[str, dict[str, Tensor]] | None = None,
+    draft: tuple[Checkpoint, DraftHead] | None = None,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     With ``packed_dtype`` the weights of linear layers are packed as that, in the basis that ``basis_of`` says, or are
     those of ``rounded`` by the layer's name, which it empties. One fused tensor is in memory at a time. The RoPE
     frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions, which
-    graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not counted.
+    graphs that select chunks have. The tensors of a ``predictor`` and of a ``draft`` head follow, from their own
+    checkpoints, and are not counted.
     ``progress`` is called with the bytes that are written and that will be, as each tensor begins and at the end.
 
     Raises:
@@ -79,9 +87,22 @@ def convert_weights(
                 sources[name] = partial(_itself, frequencies)
         of_all += [(own, weight) for weight in predict_weight_specs(prediction)]
         layers = {**layers, **(predict_linears(prediction) if packed_dtype is not None else {})}
+    bases: dict[int, Basis | None] = {id(checkpoint): basis}
+    if draft is not None:
+        own, head = draft
+        bases[id(own)] = StatesBasis(basis is not None, config.residual_scale)
+        made = {FREQUENCIES_OF_HEAD: inverse_frequencies(head.model.rope, head.model.head_dim)}
+        for name, tensor in (made | {TOKEN_OF: tokens_of(own, head)}).items():
+            specs.append(TensorSpec(name, tuple(tensor.shape), tensor.dtype))
+            sources[name] = partial(_itself, tensor)
+        for weight in draft_weight_specs(config, head):
+            is_there = weight.name != EMBEDDING_OF_HEAD or own.has(weight.sources[0].name)
+            table = WeightSpec(weight.name, weights[0].sources)
+            of_all.append((own, weight) if is_there else (checkpoint, table))
+        layers = {**layers, **(draft_linears(config, head) if packed_dtype is not None else {})}
     for origin, weight in of_all:
         layer = weight.name.removesuffix(".weight")
-        of_model = basis if origin is checkpoint else None
+        of_model = bases.get(id(origin))
         if layer in layers and packed_dtype is not None:
             known = {} if rounded is None or origin is not checkpoint else rounded.get(layer, {})
             packed = _Packed(origin, weight, layers[layer], packed_dtype, of_model, known)
@@ -133,7 +154,7 @@ class _Packed:
         spec: WeightSpec,
         layer: AnyLinear,
         dtype: torch.dtype,
-        basis: StreamBasis | None,
+        basis: Basis | None,
         known: dict[str, Tensor],
     ) -> None:
         self.checkpoint, self.spec, self.layer, self.basis = checkpoint, spec, layer, basis
@@ -208,7 +229,7 @@ def fuse(
     checkpoint: Checkpoint,
     spec: WeightSpec,
     dtype: torch.dtype | None,
-    basis: StreamBasis | None = None,
+    basis: Basis | None = None,
     is_head: bool = False,
 ) -> Tensor:
     """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider, or

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from kvforge.compiler.options import PACKED_HEADS
 from model_defs import ModelConfig
+from model_defs.draft_graph import DraftGraph, States
+from model_defs.draft_head import DraftHead
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import ExpertLinear, Linear, RMSNorm
 from model_defs.predict_graph import PredictGraph
@@ -138,6 +140,13 @@ def predict_linears(prediction: Prediction) -> Mapping[str, AnyLinear]:
     """Return every linear layer of the graph ``predict`` by name, without storage."""
     with torch.device("meta"):
         return dict(_linears(PredictGraph(prediction)))
+
+
+def draft_linears(config: ModelConfig, head: DraftHead) -> Mapping[str, AnyLinear]:
+    """Return every linear layer of a draft head by name, without storage."""
+    with torch.device("meta"):
+        parts = {"draft": States(config, head), "": DraftGraph(config, head)}
+    return {f"{part}.{name}".lstrip("."): layer for part, graph in parts.items() for name, layer in _linears(graph)}
 
 
 def _linears(graph: nn.Module) -> list[tuple[str, AnyLinear]]:

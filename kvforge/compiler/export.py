@@ -14,6 +14,8 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.kv_policies import Full
 from model_defs import ModelConfig
+from model_defs.draft_graph import DraftGraph
+from model_defs.draft_head import DraftHead
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.predict_graph import PredictGraph, frequencies_of
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
@@ -103,10 +105,15 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
     )
 
 
+def width_of_lower(config: ModelConfig, options: ResolvedOptions) -> int:
+    """Return how many numbers of a token ``lower`` gives."""
+    return config.width_at_cut + (options.draft_head.width_passed(config) if options.draft_head is not None else 0)
+
+
 def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
     """Return arguments of ``upper`` for the same step, with five survivors."""
     return (
-        torch.zeros(_TOKENS, config.width_at_cut, dtype=options.torch_dtype, device=device),
+        torch.zeros(_TOKENS, width_of_lower(config, options), dtype=options.torch_dtype, device=device),
         torch.zeros(_SURVIVORS, dtype=torch.int32, device=device),
         torch.tensor([0, 1, 3, _SURVIVORS], dtype=torch.int32, device=device),
         torch.zeros(_TOKENS, dtype=torch.int32, device=device),
@@ -148,7 +155,7 @@ def export_lower(
 ) -> ExportedGraph:
     """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion())
+        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion(), options.draft_head)
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
@@ -164,7 +171,7 @@ def export_upper(
 ) -> ExportedGraph:
     """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion())
+        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion(), options.draft_head)
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
@@ -217,11 +224,42 @@ def export_predict(config: ModelConfig, options: ResolvedOptions, device: str = 
     return ExportedGraph("predict", program, config.owners)
 
 
+def export_draft(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+    """Export ``draft``: T, R, S, M and the number of pages are dynamic."""
+    assert options.draft_head is not None
+    head, auto = options.draft_head, Dim.DYNAMIC
+    with torch.device("meta"):
+        module = DraftGraph(config, head)
+    ids, positions, slots = (torch.zeros(_TOKENS, dtype=torch.int32, device=device) for _ in range(3))
+    upper = upper_example(config, options, device)
+    hidden = torch.zeros(_TOKENS, head.width, dtype=options.torch_dtype, device=device)
+    pool = _empty(torch_specs(head_layout(head, options).written(_PAGES, 0)), device)
+    arguments = (ids, hidden, positions, slots, *upper[1:3], *upper[4:6], pool)
+    dynamic = (*({0: auto},) * 7, {0: auto, 1: auto}, ({0: auto},) * 2)
+    module = with_draft_buffers(uninitialised(module, config, options, device), head, device)
+    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    return ExportedGraph("draft", program, (0,))
+
+
+def head_layout(head: DraftHead, options: ResolvedOptions) -> CacheLayout:
+    """Return the tensors of a draft head's cache, which is in the dtype of the computation."""
+    return CacheLayout(head.model, options.dtype, options.dtype, options.page_size, Full())
+
+
+def with_draft_buffers(module: nn.Module, head: DraftHead, device: str = "cpu") -> nn.Module:
+    """Give the graph ``draft`` its frequencies, and storage for the table of its tokens."""
+    part = module.get_submodule("draft")
+    part._buffers["inverse_frequencies"] = inverse_frequencies(head.model.rope, head.model.head_dim).to(device)
+    part._buffers["token_of"] = torch.zeros(head.draft_vocab, dtype=torch.int32, device=device)
+    return module
+
+
 EXPORTS: dict[str, Callable[..., ExportedGraph]] = {
     "lower": export_lower,
     "upper": export_upper,
     "early_exit": export_early_exit,
     "verify": export_verify,
     "predict": export_predict,
+    "draft": export_draft,
 }
 """How each graph of an engine is exported: functions of the model, the options and the device."""

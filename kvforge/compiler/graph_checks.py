@@ -22,7 +22,7 @@ _ALLOWED = {
     graph: {operator.qualified_name for operator in plugins.OPERATORS.values() if graph in operator.graphs}
     for graph in ("lower", "upper", "early_exit", "verify")
 }
-_ALLOWED["predict"] = _ALLOWED["lower"]
+_ALLOWED["predict"] = _ALLOWED["draft"] = _ALLOWED["lower"]
 _CACHE_WRITERS = {operator.qualified_name for operator in plugins.OPERATORS.values() if "k_pool" in operator.writes}
 _OF_CACHE = {
     operator.qualified_name
@@ -49,7 +49,7 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
     before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
     the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
-    tokens have the declared dtypes.
+    tokens have the declared dtypes; ``draft`` writes its own pools and then reads them.
 
     Raises:
         BuildError: naming the node that breaks a rule.
@@ -62,12 +62,18 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
         _check_results(graph, [torch.int32, torch.int32])
         return
     _check_linears(graph, options)
+    if graph.name == "draft":
+        _check_draft(graph, [call for call in calls if not _is_apart(graph, call[1])])
+        _check_results(graph, [torch.int32, options.torch_dtype])
+        return
     if graph.name == "predict":
         _check_prediction(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
     elif graph.name != "early_exit":
         check = _check_sealing if options.policy.sealing else _check_cache
         check(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
-    _check_results(graph, [options.torch_dtype if graph.name in ("lower", "predict") else torch.float32])
+    results = [options.torch_dtype if graph.name in ("lower", "predict") else torch.float32]
+    reads_above = options.draft_head is not None and not options.draft_head.reads_below(config)
+    _check_results(graph, results + ([options.torch_dtype] if graph.name == "upper" and reads_above else []))
 
 
 def _is_apart(graph: ExportedGraph, name: str) -> bool:
@@ -159,6 +165,17 @@ def _check_prediction(
             f"Graph predict writes the caches of {sorted(written)} and goes through its own as {of_layers}; the model "
             f"asks for {list(config.owners)} and {wanted}."
         )
+
+
+def _check_draft(graph: ExportedGraph, calls: list[tuple[Node, str]]) -> None:
+    """Check that the head's own pools, the graph's last inputs, are written and then read, and no others."""
+    own = [str(name) for name in graph.program.graph_signature.user_inputs][-2:]
+    found = [
+        (name in _CACHE_WRITERS, [getattr(argument(node, role), "name", "") for role in _POOL_ARGUMENTS[:2]])
+        for node, name in calls
+    ]
+    if found != [(True, own), (False, own)]:
+        raise BuildError(f"Graph draft goes through its cache as {found}; it must write {own} and then read them.")
 
 
 def _check_sealing(

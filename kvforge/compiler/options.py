@@ -25,6 +25,7 @@ from kvforge.kv_policies import Full, KVPolicy, compatibility, of_cache, parse
 from kvforge.kv_policies.features import Asked, features_of
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig, ModelError
+from model_defs.draft_head import DraftHead
 from model_defs.prediction import Prediction, check_runs
 from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, WITH_ZEROS
 
@@ -53,7 +54,8 @@ class BuildOptions:
     GPUs that plans of target ``tensorrt`` are for: "current", or such as "8.9,12.0". Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
     the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache.
-    ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
+    ``calibration`` is what ``kvforge.compiler.calibration`` takes. ``draft_head`` is the checkpoint of an EAGLE-3
+    head."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -75,6 +77,7 @@ class BuildOptions:
     copy_checkpoint: bool = False
     kv_prediction: str | None = None
     calibration: str = "auto"
+    draft_head: str | None = None
 
 
 OF_TARGET = {
@@ -113,6 +116,7 @@ class ResolvedOptions:
     decoupled_mode: bool = True
     prediction: Prediction | None = None
     compute_capabilities: str = "auto"
+    draft_head: DraftHead | None = None
 
     @property
     def weight_dtype(self) -> str:
@@ -155,7 +159,9 @@ class ResolvedOptions:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs, in the order they are built."""
-        return graph_names(self.max_draft_len, self.early_exit, self.prediction is not None)
+        return graph_names(
+            self.max_draft_len, self.early_exit, self.prediction is not None, self.draft_head is not None
+        )
 
 
 def resolve(
@@ -200,8 +206,10 @@ def resolve(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
-    drafts, is_predicted = options.max_draft_len, options.kv_prediction is not None
-    asked = Asked(config, policy, kv_dtype, dtype, options.target, options.weight_dtype, drafts, is_predicted)
+    if options.draft_head is not None and options.max_draft_len == 0:
+        raise BuildError("--draft-head drafts tokens, and the engine is to verify none; give --max-draft-len too.")
+    drafts, *more = options.max_draft_len, options.kv_prediction is not None, options.draft_head is not None
+    asked = Asked(config, policy, kv_dtype, dtype, options.target, options.weight_dtype, drafts, *more)
     compatibility.check(features_of(asked))
     if config.num_anchors % options.page_size:
         raise BuildError(

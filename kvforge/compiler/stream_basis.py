@@ -10,11 +10,14 @@ signs, Hadamard matrices over blocks of the largest power of two, and a Hartley 
 import functools
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
+from model_defs.draft_graph import STATES
+from model_defs.draft_head import NUM_STATES
 from model_defs.weights import WeightSpec, weight_specs
 from plugins.kv_rotation import block_size, rotate_blocks
 
@@ -77,6 +80,29 @@ def _hartley(n: int) -> Tensor:
     """The discrete Hartley transform of n numbers, symmetric and orthogonal: (cos + sin)(2 pi i j / n) / sqrt(n)."""
     angles = torch.outer(torch.arange(n), torch.arange(n)).remainder(n).double() * (2 * math.pi / n)
     return ((angles.cos() + angles.sin()) / math.sqrt(n)).float()
+
+
+class Basis(Protocol):
+    """What becomes of a checkpoint's tensors in an engine."""
+
+    def change(self, name: str, is_head: bool = False) -> Change | None:
+        """Return what makes the tensor ``name`` of what it was; None where it stays."""
+
+
+class StatesBasis:
+    """What becomes of the tensors of a draft head, which reads the stream at three places, without norms: where it is
+    in the basis Q, or in another unit (``ModelConfig.residual_scale``)."""
+
+    def __init__(self, is_changed: bool, unit: float) -> None:
+        self._is_changed, self._unit = is_changed, unit
+
+    def change(self, name: str, is_head: bool = False) -> Change | None:
+        """See ``Basis``."""
+        return self._of_states if name == STATES and (self._is_changed or self._unit != 1.0) else None
+
+    def _of_states(self, weight: Tensor) -> Tensor:
+        parts = [rotate(part) if self._is_changed else part.float() for part in weight.chunk(NUM_STATES, dim=1)]
+        return torch.cat(parts, dim=1) * self._unit
 
 
 class StreamBasis:

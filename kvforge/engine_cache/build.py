@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.checkpoint.model import open_model
+from kvforge.checkpoint.reader import open_directory
 from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.common.checkpoint_files import gguf_name
 from kvforge.common.display import Display
@@ -62,7 +63,13 @@ def cached_engine(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = content_of(open_model(path), folder)
-        key = engine_key(content, options, _content_of_predictor(options, folder), text_hash(options.calibration))
+        key = engine_key(
+            content,
+            options,
+            _content_of_predictor(options, folder),
+            text_hash(options.calibration),
+            _content_of_draft_head(options, folder),
+        )
         with locked(folder / f"{key}.lock", lambda: display.note(f"another process builds an engine of {source}")):
             if not _is_whole(folder / key, display):
                 given = {k: v for k, v in dataclasses.asdict(options).items() if v != getattr(BuildOptions(), k)}
@@ -84,6 +91,10 @@ def _name_of(path: Path) -> str:
 
 def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:
     return None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder)
+
+
+def _content_of_draft_head(options: BuildOptions, folder: Path) -> str | None:
+    return None if options.draft_head is None else content_of(open_directory(Path(options.draft_head)), folder)
 
 
 def _is_whole(directory: Path, display: Display) -> bool:

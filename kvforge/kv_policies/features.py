@@ -62,6 +62,7 @@ class Asked:
     weight_dtype: str = "auto"
     max_draft_len: int = 0
     is_predicted: bool = False
+    has_draft_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ SINGLE_INPUT_KV = Feature(
 )
 BLIND_CUT = Feature(
     "blind cut",
-    needs=frozenset({Need.OWN_PREFILL, Need.CPU_TARGET, Need.OWN_ENGINE}),
+    needs=frozenset({Need.OWN_PREFILL, Need.UPPER_PAGES, Need.CPU_TARGET, Need.OWN_ENGINE}),
     limits={
         need: _no("layers above it see no prompt but for its anchors")
         for need in (Need.OWN_CACHE, Need.WHOLE_PREFILL, Need.TOKEN_GROUPS, Need.OWN_LAYERS)
@@ -192,6 +193,19 @@ KV_PREDICTION = Feature(
     remedy="leave --kv-prediction out",
     option="kv_prediction",
     is_there=lambda asked: asked.is_predicted,
+)
+DRAFT_HEAD = Feature(
+    "draft head",
+    needs=_ON_CPU | {Need.OWN_ENGINE},
+    limits={
+        Need.OWN_CACHE: _no("the head's K,V are in the same pages"),
+        Need.TOKEN_GROUPS: _no("the head's K,V are in the same pages"),
+        Need.WHOLE_PREFILL: _no("predicted prompts have no hidden states"),
+        Need.UPPER_PAGES: _no("the head's K,V are in pages of all tokens"),
+    },
+    remedy="leave --draft-head out",
+    option="draft_head",
+    is_there=lambda asked: asked.has_draft_head,
 )
 QUANTIZED_WEIGHTS = Feature(
     "weights in 8 or 4 bits",
@@ -316,7 +330,7 @@ VLLM = Feature(
 
 _OF_LAYERS = (SINGLE_INPUT_KV, BLIND_CUT, ACROSS_KV)
 _OF_CACHES = (QUANTIZED_CACHE, STATIC_CACHE, INT4_CACHE, MIXED_CACHE, GROUPED_CACHE)
-_OF_OPTIONS = (PAGING, SPECULATION, KV_PREDICTION, QUANTIZED_WEIGHTS, FLOAT32)
+_OF_OPTIONS = (PAGING, SPECULATION, KV_PREDICTION, DRAFT_HEAD, QUANTIZED_WEIGHTS, FLOAT32)
 _OF_MODELS = (
     SLIDING_WINDOW,
     EXPERTS,

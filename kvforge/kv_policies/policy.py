@@ -51,6 +51,7 @@ class Need(Enum):
     CPU_TARGET = "--target cpu"
     OWN_ENGINE = "an engine of kvforge's own"
     OWN_PREFILL = "prompt tokens that skip layers"
+    UPPER_PAGES = "pages of their own for the layers above a cut"
 
 
 BASIC_NEEDS = frozenset({Need.OWN_CACHE, Need.OWN_ENGINE})

@@ -30,9 +30,24 @@ def is_possible(manifest: Manifest) -> bool:
         and all(map(is_inside, manifest.files))
         and all(map(_CAPABILITY.fullmatch, manifest.plan_capabilities))
         and _has_policy(manifest)
+        and _has_draft_head(manifest)
         and not (
             manifest.predicts and (model.has_cut or manifest.max_draft_len or Need.OWN_CACHE in manifest.policy.needs)
         )
+    )
+
+
+def _has_draft_head(manifest: Manifest) -> bool:
+    """Whether the draft head, if there is one, is for such a model, and the engine verifies drafts."""
+    head, model = manifest.draft_head, manifest.model
+    return head is None or (
+        manifest.max_draft_len > 0
+        and Need.OWN_CACHE not in manifest.policy.needs
+        and manifest.policy.sealing is None
+        and all(0 <= layer <= model.num_layers for layer in head.layers)
+        and 1 <= head.draft_vocab <= head.model.vocab_size == model.vocab_size
+        and head.model.num_layers == 1
+        and (head.own_embedding or head.width == model.hidden_size)
     )
 
 

@@ -20,6 +20,7 @@ from kvforge.costs.flops import skipped_token
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load, of_cache
 from model_defs import ModelConfig
+from model_defs.draft_head import DraftHead
 
 SCHEMA_VERSION = 7
 
@@ -31,10 +32,11 @@ PLANS_FILE = f"{RANK_DIR}/plans.json"
 """What the builder said of the plans of target ``tensorrt``."""
 
 
-def graph_names(max_draft_len: int, early_exit: bool, predict: bool = False) -> tuple[str, ...]:
+def graph_names(max_draft_len: int, early_exit: bool, predict: bool = False, draft: bool = False) -> tuple[str, ...]:
     """Return the names of an engine's graphs, in the order they are built: ``early_exit`` only where the model has that
-    head, ``verify`` only where there are drafts, ``predict`` only where another model fills the cache."""
-    optional = {"early_exit": early_exit, "verify": max_draft_len > 0, "predict": predict}
+    head, ``verify`` only where there are drafts, ``predict`` only where another model fills the cache, ``draft`` only
+    with a draft head."""
+    optional = {"early_exit": early_exit, "verify": max_draft_len > 0, "predict": predict, "draft": draft}
     return ("lower", "upper", *(name for name, is_there in optional.items() if is_there))
 
 
@@ -91,6 +93,8 @@ class Manifest:
 
     auxiliary_model: ModelConfig | None = None
     """The layers that are run of the model which fills the cache of prompts; None without one."""
+    draft_head: DraftHead | None = None
+    """The head that drafts from the model's hidden states; None without one."""
     calibration: str | None = None
     """The text that linear layers were rounded by: ``package`` or a file's SHA-256; None where they were not."""
 
@@ -113,7 +117,7 @@ class Manifest:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs."""
-        return graph_names(self.max_draft_len, self.model.early_exit, self.predicts)
+        return graph_names(self.max_draft_len, self.model.early_exit, self.predicts, self.draft_head is not None)
 
     @property
     def predicts(self) -> bool:
@@ -124,6 +128,11 @@ class Manifest:
     def auxiliary_bytes_per_token(self) -> int:
         """Bytes of K and V that the auxiliary model keeps of a token, in the dtype of the computation."""
         return 0 if self.auxiliary_model is None else kv_bytes(self.auxiliary_model, self.dtype)
+
+    @property
+    def draft_head_bytes_per_token(self) -> int:
+        """Bytes of K and V that the draft head keeps of a token, in the dtype of the computation."""
+        return 0 if self.draft_head is None else kv_bytes(self.draft_head.model, self.dtype)
 
     @property
     def upper_pools(self) -> slice:
@@ -177,9 +186,10 @@ class Manifest:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one logical page over all owners, or those below a blind cut, and of an auxiliary model's part of
-        it."""
-        return self.page_size * (kv_bytes_below(self.model, self.kv_dtype) + self.auxiliary_bytes_per_token)
+        """Bytes of one logical page over all owners, or those below a blind cut, and of the parts of an auxiliary model
+        and a draft head."""
+        more = self.auxiliary_bytes_per_token + self.draft_head_bytes_per_token
+        return self.page_size * (kv_bytes_below(self.model, self.kv_dtype) + more)
 
     @property
     def upper_page_bytes(self) -> int:

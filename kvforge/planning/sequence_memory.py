@@ -49,7 +49,8 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, and over the layers of an auxiliary model:
     on the device and in host memory with the engine's policy, and on the device in full."""
     cache, policy, length = manifest.owner_cache, manifest.policy, manifest.max_seq_len
-    owners, besides = len(manifest.model.written_below), cache.padded(length) * manifest.auxiliary_bytes_per_token
+    besides = cache.padded(length) * (manifest.auxiliary_bytes_per_token + manifest.draft_head_bytes_per_token)
+    owners = len(manifest.model.written_below)
     if (visibility := visibility_of(manifest.model)) is not None:
         seen = visibility.num_seen(length, length)
         besides += len(manifest.model.owners_above) * policy.device_bytes(cache, seen)

@@ -86,16 +86,24 @@ def requests_of(args: argparse.Namespace, temperature: float) -> Iterator[tuple[
         yield tokenizer.encode(text, add_special_tokens=not chat), params
 
 
-def measure(session: Session, args: argparse.Namespace, requests: Requests, in_flight: int) -> Iterator[Report]:
-    """Yield a row for each drafter."""
+Configs = dict[str, SpeculativeConfig]
+
+
+def looked_up(args: argparse.Namespace) -> Configs:
+    """Return the drafters that look texts up."""
     count = args.num_speculative_tokens
-    configs = {
-        "plain": None,
+    return {
         "ngram": SpeculativeConfig("ngram", count),
         "suffix": SpeculativeConfig("suffix", count, suffix_sharing="all"),
     }
+
+
+def measure(
+    session: Session, args: argparse.Namespace, configs: Configs, requests: Requests, in_flight: int
+) -> Iterator[Report]:
+    """Yield a row for each drafter."""
     streams: dict[str, Stream] = {}
-    for name, config in configs.items():
+    for name, config in {"plain": None, **configs}.items():
         engine = LLMEngine(session=session, kv_cache_gib=0.6, speculative=config)
         streams[name] = Stream(engine, requests, in_flight, CLOCKS[args.clock])
     order, wanted, going = list(streams), 0, True
@@ -126,14 +134,19 @@ def measure(session: Session, args: argparse.Namespace, requests: Requests, in_f
 
 def make_report(args: argparse.Namespace) -> Report:
     """Measure each number of requests in flight, greedily and sampled."""
+    return report_of(args, looked_up(args), lambda temperature: list(requests_of(args, temperature)))
+
+
+def report_of(args: argparse.Namespace, configs: Configs, requests_at: Callable[[float], Requests]) -> Report:
+    """Measure these drafters so on the requests of each temperature."""
     drafting.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
     session, rows = load_session(args.engine, load_manifest(args.engine)), []
     for temperature in (0.0, 0.8):
-        requests = list(requests_of(args, temperature))
+        requests = requests_at(temperature)
         for in_flight in args.in_flight:
             short = [(prompt, replace(params, max_tokens=8)) for prompt, params in requests[:in_flight]]
-            list(measure(session, args, short, in_flight))  # warms up
-            for row in measure(session, args, requests, in_flight):
+            list(measure(session, args, configs, short, in_flight))  # warms up
+            for row in measure(session, args, configs, requests, in_flight):
                 rounded = {key: round(float(x), 3) if isinstance(x, float) else x for key, x in row.items()}
                 rows.append({"temperature": temperature, **rounded})
     return {"rows": rows}

@@ -12,6 +12,7 @@ from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
 from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
 from kvforge.runtime.sessions.inputs import (
+    DraftStep,
     LowerStep,
     PredictStep,
     UpperStep,
@@ -19,8 +20,8 @@ from kvforge.runtime.sessions.inputs import (
     past_cut_inputs,
     policy_inputs,
 )
-from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
-from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
+from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
+from kvforge.runtime.sessions.pools import Pool, Pools, allocate_auxiliary_pools, allocate_draft_pool, allocate_pools
 from kvforge.runtime.sessions.session import Session
 
 
@@ -37,7 +38,7 @@ class CpuSession(Session):
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
-        self._predict = graphs.get("predict")
+        self._predict, self._draft = graphs.get("predict"), graphs.get("draft")
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing their K,V; returns hidden ``[T, hidden_size]``."""
@@ -48,6 +49,25 @@ class CpuSession(Session):
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         memory = itertools.chain.from_iterable(pools[self._upper_pools])
         return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *past_cut_inputs(step)])[0]
+
+    def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
+        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` and ``[R, H]``."""
+        memory = itertools.chain.from_iterable(pools[self._upper_pools])
+        logits, states = self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy)])
+        return logits, states
+
+    def allocate_draft_pool(self, num_pages: int) -> Pool:
+        """Return the zeroed K and V pool of the draft head."""
+        if self._draft is None:
+            raise EngineError(NO_DRAFT_HEAD)
+        return allocate_draft_pool(self.manifest, num_pages)
+
+    def draft(self, step: DraftStep, pool: Pool) -> tuple[Tensor, Tensor]:
+        """Run the draft head; returns the next tokens int32 ``[R]`` and ``[R, H]``."""
+        if self._draft is None:
+            raise EngineError(NO_DRAFT_HEAD)
+        tokens, hidden = self._draft([*step, *pool])
+        return tokens, hidden
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""

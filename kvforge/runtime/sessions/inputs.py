@@ -94,6 +94,28 @@ class VerifyStep(NamedTuple):
     """[S + D, 2] float32 random numbers in [0, 1)"""
 
 
+class DraftStep(NamedTuple):
+    """T rows for a draft head: the hidden state of a token, and the token behind it. Of R of them, the last ones of
+    each sequence, the next token is wanted."""
+
+    input_ids: Tensor
+    """[T]"""
+    hidden: Tensor
+    """[T, H] on the session's device"""
+    positions: Tensor
+    """[T] of the tokens whose hidden states these are"""
+    slot_mapping: Tensor
+    """[T]"""
+    survivor_index: Tensor
+    """[R], R >= 1"""
+    survivor_start: Tensor
+    """[S+1]"""
+    kv_length: Tensor
+    """[S] rows in each sequence's pages after this pass"""
+    page_table: Tensor
+    """[S, M]"""
+
+
 def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs:
     """Return what a graph takes of the KV policy behind the pools."""
     return step.state or neutral_inputs(policy, step.kv_length.shape[0])

@@ -12,5 +12,8 @@ NO_EARLY_EXIT = (
 NO_PREDICTION = "this engine predicts no cache; rebuild it with kvforge build --kv-prediction PREDICTOR."
 """What ``predict`` says of an engine without that graph."""
 
+NO_DRAFT_HEAD = "this engine has no draft head; rebuild it with kvforge build --draft-head HEAD --max-draft-len N."
+"""What ``draft`` says of an engine without that graph."""
+
 NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."
 """What ``rope_tables`` says of an engine of another KV policy."""

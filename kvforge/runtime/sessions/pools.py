@@ -72,6 +72,13 @@ def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | t
     return _by_owner(specs, partial(allocate_together, device=device))
 
 
+def allocate_draft_pool(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pool:
+    """Return K and V of the engine's draft head, views of one allocation."""
+    assert manifest.draft_head is not None
+    layout = CacheLayout(manifest.draft_head.model, manifest.dtype, manifest.dtype, manifest.page_size, Full())
+    return _by_owner([torch_specs(layout.written(num_pages, 0))], partial(allocate_together, device=device))[0]
+
+
 def num_host_pools(manifest: Manifest) -> int:
     """Return how many of an owner's tensors, the last ones, are in the host's memory."""
     return sum(pool.on_host for pool in manifest.cache_layout.state_pools)

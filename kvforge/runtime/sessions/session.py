@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep
-from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
-from kvforge.runtime.sessions.pools import Pools
+from kvforge.runtime.sessions.inputs import DraftStep, LowerStep, PredictStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
+from kvforge.runtime.sessions.pools import Pool, Pools
 
 _MODULES = {
     "cpu": "kvforge.runtime.sessions.cpu",
@@ -39,7 +39,8 @@ class Session(ABC):
 
     @abstractmethod
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """Layers below the cut and all K,V writes for T tokens; returns hidden ``[T, hidden_size]`` on its device."""
+        """Layers below the cut and all K,V writes for T tokens; returns hidden ``[T, hidden_size]`` on its device,
+        with what a draft head reads at the end of its rows."""
 
     @abstractmethod
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
@@ -70,6 +71,31 @@ class Session(ABC):
             EngineError: the engine was built without a predictor.
         """
         raise EngineError(NO_PREDICTION)
+
+    def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
+        """As ``upper``, and what a draft head that reads above the cut works on: ``[R, H]`` on the session's device.
+
+        Raises:
+            EngineError: the engine was built without such a head.
+        """
+        raise EngineError(NO_DRAFT_HEAD)
+
+    def allocate_draft_pool(self, num_pages: int) -> Pool:
+        """Return the K and V pool of the draft head, for the same pages as the engine's own.
+
+        Raises:
+            EngineError: the engine was built without one.
+        """
+        raise EngineError(NO_DRAFT_HEAD)
+
+    def draft(self, step: DraftStep, pool: Pool) -> tuple[Tensor, Tensor]:
+        """One pass of the draft head: the next tokens int32 ``[R]`` on the CPU, and ``[R, H]`` for the next pass on the
+        session's device.
+
+        Raises:
+            EngineError: the engine was built without one.
+        """
+        raise EngineError(NO_DRAFT_HEAD)
 
     def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Which of D drafts of S sequences are accepted and the token after them: (accepted, next_token), int32

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Need
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.missing import NO_EARLY_EXIT
+from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_EARLY_EXIT
 
-Method = Literal["ngram", "suffix", "draft_model", "early_exit"]
+Method = Literal["ngram", "suffix", "draft_model", "early_exit", "eagle3"]
 Sharing = Literal["scope", "all", "off"]
 MOST_SUFFIX_TOKENS = 1 << 24
 LONGEST_LOOKUP = 64
@@ -22,7 +22,8 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" looks the newest tokens up in the sequence itself, "suffix" also in outputs of other requests,
-            "draft_model" asks a smaller engine, "early_exit" the engine's own early-exit head, within the step.
+            "draft_model" asks a smaller engine, "early_exit" the engine's own early-exit head, within the step,
+            "eagle3" its draft head, before it.
         num_speculative_tokens: drafts of a sequence in one step at most.
         prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first; at most 64.
         draft_engine: engine directory of "draft_model".
@@ -90,6 +91,8 @@ def check_speculation(
         not manifest.model.early_exit
     ):
         raise EngineError(NO_EARLY_EXIT)
+    if config is not None and config.method == "eagle3" and manifest.draft_head is None:
+        raise EngineError(NO_DRAFT_HEAD)
     if config is not None and Need.ONE_QUERY in manifest.policy.needs:
         raise EngineError(
             f"the engine's KV policy {manifest.kv_policy} takes one query per sequence and step, so it verifies no "

@@ -19,7 +19,7 @@ _MODULES: dict[str, str] = {
     "draft_model": "kvforge.runtime.speculation.draft_model",
 }
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
-WITHIN_STEP: tuple[str, ...] = ("early_exit",)
+WITHIN_STEP: tuple[str, ...] = ("early_exit", "eagle3")
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
 FREE: tuple[str, ...] = ("ngram", "suffix")
 """Methods that draft in no time to speak of, so that how much is computed is decided when the drafts are there."""

@@ -11,6 +11,7 @@ from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExits
+from kvforge.runtime.step.head_draft import HeadDraft
 from kvforge.runtime.step.prediction import PromptPredictor
 from kvforge.runtime.step.probe import probe_steps
 from kvforge.runtime.step.prompt_rows import score_prompts
@@ -24,6 +25,7 @@ class Runner:
     Args:
         early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
         early_exit_prompts: so do the last tokens of prompts.
+        drafts_by_head: drafts are the engine's draft head's, not the early exit's.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class Runner:
         config: RuntimeConfig,
         early_exit_threshold: float | None = None,
         early_exit_prompts: bool = False,
+        drafts_by_head: bool = False,
     ) -> None:
         self._session, self._config = session, config
         self.self_draft = SelfDraft(session, config)
+        self.head_draft = HeadDraft(session, config) if drafts_by_head else None
         self._exits = None
         if early_exit_threshold is not None:
             self._exits = EarlyExits(session, early_exit_threshold, early_exit_prompts)
@@ -129,9 +133,14 @@ class Runner:
             self._prediction.run(plan, slots, self.pools)
             if not plan.sequences:
                 return None
+        head = self.head_draft
+        if head is not None and plan.draft_limits:
+            head.draft(plan, slots)
         batch = self._builder.build(plan, slots)
         hidden = self._lower(batch)
         hidden = score_prompts(hidden, plan, batch, self._config.max_num_survivors, self._upper_of_prompt)
+        if head is not None:
+            return self._noted(head, hidden, plan, batch, slots)
         if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
             return self._survivors_logits(hidden, batch)
         if self._exits is not None:
@@ -153,6 +162,21 @@ class Runner:
         if batch.logit_rows is None:
             return logits
         return logits[batch.logit_rows] if len(batch.logit_rows) else None
+
+    def _noted(
+        self, head: HeadDraft, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable
+    ) -> torch.Tensor | None:
+        """Return the logits of the survivors, once the draft head has noted what it reads of the step."""
+        if not head.reads_above:
+            head.note(plan, batch, hidden[:, -head.width :], slots)
+            return self._survivors_logits(hidden, batch)
+        if not batch.num_survivors:
+            head.note(plan, batch, hidden[:0, : head.width], slots)
+            return None
+        self.num_upper_calls += 1
+        logits, states = self._session.upper_and_states(batch.upper(hidden), self.pools)
+        head.note(plan, batch, states, slots)
+        return logits
 
     def _lower(self, batch: StepBatch) -> torch.Tensor:
         self.num_lower_calls += 1

@@ -88,7 +88,7 @@ def test_an_engine_that_cannot_speculate_so_says_so(options: dict, manifest: dic
 
 
 def test_unknown_methods_and_engines_that_nobody_drafts_with() -> None:
-    with pytest.raises(EngineError, match="ngram, suffix, draft_model, early_exit"):
+    with pytest.raises(EngineError, match="ngram, suffix, draft_model, early_exit, eagle3"):
         SpeculativeConfig("medusa")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="suffix_sharing is 'mine'; give scope, all, off"):
         SpeculativeConfig("suffix", suffix_sharing="mine")  # type: ignore[arg-type]

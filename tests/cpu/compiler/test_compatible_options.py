@@ -49,6 +49,7 @@ PARTS = (
     Part(features.PAGING),
     Part(features.SPECULATION, {"max_draft_len": 3}),
     Part(features.KV_PREDICTION, {"kv_prediction": "predictor"}),
+    Part(features.DRAFT_HEAD, {"draft_head": "head", "max_draft_len": 3}, also=(features.SPECULATION,)),
     Part(features.QUANTIZED_WEIGHTS, {"weight_dtype": "int8"}),
     Part(features.QUANTIZED_WEIGHTS, {"weight_dtype": "int4"}),
     Part(features.FLOAT32, {"dtype": "float32"}),
@@ -77,7 +78,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 800
+    assert len(PAIRS) == 846
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:
@@ -88,7 +89,7 @@ def id_of(feature: Feature) -> tuple[object, ...]:
 @pytest.mark.parametrize("first", PARTS, ids=lambda part: part.feature.name)
 def test_the_build_says_of_every_pair_what_the_table_says(first: Part) -> None:
     for one, other in (pair for pair in PAIRS if pair[0] is first):
-        options = BuildOptions(**one.options, **other.options)
+        options = BuildOptions(**{**one.options, **other.options})
         config = replace(LLAMA, **one.model | other.model)
         there = [one.feature, other.feature, *one.also, *other.also, features.PAGING]
         refused = any(compare(*pair).support is Support.NO for pair in combinations(there, 2))
@@ -102,8 +103,8 @@ def test_the_build_says_of_every_pair_what_the_table_says(first: Part) -> None:
             assert refused, f"{one.feature.name} and {other.feature.name}: {error}"
             continue
         assert not refused, f"{one.feature.name} and {other.feature.name} are built"
-        drafts, is_predicted = options.max_draft_len, options.kv_prediction is not None
+        drafts, *more = options.max_draft_len, options.kv_prediction is not None, options.draft_head is not None
         asked = Asked(config, parse(options.kv_policy), resolved.kv_dtype, resolved.dtype, options.target,
-                      options.weight_dtype, drafts, is_predicted)  # fmt: skip
+                      options.weight_dtype, drafts, *more)  # fmt: skip
         found = features_of(asked)
         assert {id_of(one.feature), id_of(other.feature)} <= {id_of(feature) for feature in found}

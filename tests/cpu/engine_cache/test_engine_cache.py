@@ -118,6 +118,15 @@ def test_another_predictor_is_another_engine(folder: Path, tmp_path: Path, monke
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_another_draft_head_is_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_build, "build_engine", lambda checkpoint, output, options, **progress: output.mkdir())
+    checkpoint, keys = make_checkpoint(tmp_path / "base"), []
+    for seed in (1, 1, 2):
+        head = make_checkpoint(tmp_path / "head", seed=seed)
+        keys.append(cached_engine(checkpoint, BuildOptions(draft_head=str(head), max_draft_len=2), folder=folder).key)
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_a_checkpoint_is_hashed_once(
     checkpoint: Path, folder: Path, builds: list[BuildOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "copy_checkpoint": True,
         "kv_prediction": "predictor",
         "calibration": "a text",
+        "draft_head": "a head",
         "compute_capabilities": "8.9,12.0",
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):

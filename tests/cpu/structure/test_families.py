@@ -23,13 +23,14 @@ WRITTEN_OUT = {
     "kvforge/gateway/languages/tool_formats/deepseek_v31.py",
     "kvforge/gateway/languages/tool_formats/granite.py",
     "kvforge/gateway/languages/tool_formats/mistral.py",
+    "kvforge/checkpoint/draft_head.py",
     "kvforge/checkpoint/gguf/pre_tokenizers.py",
     "kvforge/checkpoint/gguf/vocabulary.py",
     "perf/peers/gguf_worker.py",
 }
 """Files that hold the configuration of a model of their own; a format of tool calls, recognised by the chat template
-whatever the family, that is known by its maker's name; and llama.cpp's names of tokenizers, which models of any family
-may have, and of its own class."""
+whatever the family, that is known by its maker's name; the family whose layer draft heads have; and llama.cpp's
+names of tokenizers, which models of any family may have, and of its own class."""
 
 
 def spoken(text: str) -> set[str]:

@@ -48,10 +48,10 @@ PARTS = {
     ),
     "a command, and the package that does its work": ("build", "cache", "plan"),
     "one thing as two packages have it: to run it and to build, judge, read, count or speak it": (
-        "admission", "calibration", "compatibility", "conversation", "convert", "cpu", "deepseek_v3", "early_exit",
-        "engine", "gemma4", "granite", "harmony", "int4", "layers", "llm", "mistral", "onnx_nodes", "params",
-        "prediction", "predictor", "probe", "prompts", "ridge", "sampling", "similarity", "tensorrt", "tensors",
-        "text_part", "thinking", "weights",
+        "admission", "calibration", "compatibility", "conversation", "convert", "cpu", "deepseek_v3", "draft_head",
+        "early_exit", "engine", "gemma4", "granite", "harmony", "int4", "layers", "llm", "mistral", "onnx_nodes",
+        "params", "prediction", "predictor", "probe", "prompts", "ridge", "sampling", "similarity", "tensorrt",
+        "tensors", "text_part", "thinking", "weights",
     ),
 }  # fmt: skip
 """Names of several modules, by why they are one word for one kind of thing."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import num_positions, open_prediction, tokens_of_policy
+from kvforge.compiler.build import num_positions, open_draft, open_prediction, tokens_of_policy
 from kvforge.compiler.calibration import calibration_of
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
@@ -25,6 +25,7 @@ from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
 from kvforge.runtime.sessions.inputs import (
+    DraftStep,
     LowerStep,
     PredictStep,
     UpperStep,
@@ -32,9 +33,10 @@ from kvforge.runtime.sessions.inputs import (
     past_cut_inputs,
     policy_inputs,
 )
-from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
+from kvforge.runtime.sessions.pools import Pool, Pools, allocate_auxiliary_pools, allocate_draft_pool, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
+from model_defs.draft_graph import DraftGraph
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.predict_graph import PredictGraph
 from tests.support.sessions.fake import fake_manifest
@@ -55,9 +57,10 @@ class EagerSession(Session):
         self.manifest = dataclasses.replace(manifest_of(config, options), **tokens or {})
         self._policy = self.manifest.policy
         self._weights = weights
+        head = options.draft_head
         with torch.device("meta"):
-            lower = LowerGraph(config, options.kv_scales, options.policy.insertion.layer_insertion())
-            upper = UpperGraph(config, options.kv_scales, options.policy.insertion.layer_insertion())
+            lower = LowerGraph(config, options.kv_scales, options.policy.insertion.layer_insertion(), head)
+            upper = UpperGraph(config, options.kv_scales, options.policy.insertion.layer_insertion(), head)
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
@@ -65,6 +68,11 @@ class EagerSession(Session):
             with torch.device("meta"):
                 predict = PredictGraph(options.prediction)
             self._predict = self._with_weights(predict)
+
+        if head is not None:
+            with torch.device("meta"):
+                draft = DraftGraph(config, head)
+            self._draft = self._with_weights(draft)
 
     def _with_weights(self, graph: nn.Module) -> nn.Module:
         graph = uninitialised(graph, self.config, self.options)
@@ -87,6 +95,17 @@ class EagerSession(Session):
     def predict(self, step: PredictStep, pools: Pools, auxiliary_pools: Pools) -> Tensor:
         return self._predict(*step.inputs, pools, auxiliary_pools)
 
+    def allocate_draft_pool(self, num_pages: int) -> Pool:
+        return allocate_draft_pool(self.manifest, num_pages)
+
+    @torch.inference_mode()
+    def draft(self, step: DraftStep, pool: Pool) -> tuple[Tensor, Tensor]:
+        return self._draft(*step, pool)
+
+    @torch.inference_mode()
+    def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self._policy))
+
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         return self._lower(*step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy))
@@ -94,7 +113,8 @@ class EagerSession(Session):
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         behind = policy_inputs(step, self._policy), *past_cut_inputs(step)
-        return self._upper(*step.inputs, pools[self.manifest.upper_pools], *behind)
+        result = self._upper(*step.inputs, pools[self.manifest.upper_pools], *behind)
+        return result[0] if isinstance(result, tuple) else result
 
     @torch.inference_mode()
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
@@ -115,6 +135,10 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
     if options.kv_prediction is not None:
         opened, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved, predictor = dataclasses.replace(resolved, prediction=prediction), (opened, prediction)
+    draft = None
+    if options.draft_head is not None:
+        draft = open_draft(options.draft_head, source, config, resolved)
+        resolved = dataclasses.replace(resolved, draft_head=draft[1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         calibration = calibration_of(options, resolved, config, source)
@@ -127,6 +151,7 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
             num_positions=num_positions(resolved),
             predictor=predictor,
             rounded=None if calibration is None else calibration.round(source, config, resolved),
+            draft=draft,
         )
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None

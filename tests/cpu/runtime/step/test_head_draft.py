@@ -1,0 +1,184 @@
+"""Drafts by an EAGLE-3 head: those of the published head, and the tokens of plain decoding whatever they are."""
+
+import dataclasses
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvforge.compiler.options import BuildOptions
+from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.draft_length import DraftLength
+from kvforge.runtime.step import runner
+from kvforge.runtime.step.head_draft import HeadDraft
+from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.draft_heads import ReferenceHead, make_head, noted_drafts, streams
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.sessions.eager import EagerSession, eager_session
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OPTIONS = {"dtype": "float32", "page_size": 4, "max_num_tokens": 64, "max_num_seqs": 8, "max_seq_len": 128}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def as_long_as_possible(monkeypatch):
+    """Draft lengths that do not depend on times."""
+    monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: True)
+    monkeypatch.setattr(DraftLength, "choose", lambda self, num_sequences, available: dict(available))
+
+
+def session_of(target: Path, head: Path | None) -> EagerSession:
+    more = {} if head is None else {"draft_head": str(head)}
+    return eager_session(target, BuildOptions(**OPTIONS, max_draft_len=7, **more))
+
+
+def decode(session, prompts, count, params=GREEDY, **options):
+    """Tokens of each prompt, and the drafts of each step with the tokens that they follow."""
+    speculative = None if count == 0 else SpeculativeConfig("eagle3", num_speculative_tokens=count)
+    engine = LLMEngine(session=session, num_pages=100, speculative=speculative, **options)
+    seen = noted_drafts(engine) if count else []
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, params)
+    texts = {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            texts.setdefault((output.request_id, output.index), []).extend(output.new_token_ids)
+        engine.check_invariants()
+    return texts, seen, engine
+
+
+PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8, 30, 40, 50]]
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+HEAD = {IDS: [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("cut", "layers", "fields"),
+    [
+        (None, (1, 2, 3), {IDS: [1, 2, 3]}),
+        (None, (2, 2, 1), {"draft_vocab": 320, "norm_before_residual": True}),
+        (None, (0, 3, 2), {"eagle_config": {IDS: [-1, 2, 1]}, "hidden_size": 48, "table": True}),
+        (3, (1, 3, 2), {IDS: [1, 3, 2]}),
+        (2, (1, 2, 3), {IDS: [1, 2, 3], "table": True}),
+        (1, (2, 2, 3), {IDS: [2, 2, 3], "hidden_size": 32, "table": True}),
+    ],
+)
+def test_drafts_are_the_published_head_s(tmp_path, cut, layers, fields):
+    """A head that reads above the cut has entries of survivors alone, of which a prompt's last token is the first."""
+    target = make_checkpoint(tmp_path / "target", cut=cut)
+    head, prompts = make_head(tmp_path / "head", target, **fields), {tuple(prompt) for prompt in PROMPTS}
+    plain, _, _ = decode(session_of(target, None), PROMPTS, 0)
+    texts, seen, _ = decode(session_of(target, head), PROMPTS, 4, max_num_tokens=8)
+    assert texts == plain
+    reference = ReferenceHead(head, target)
+    assert len(seen) > 20
+    for tokens, drafts in seen:
+        is_above = cut is not None and max(layers) > cut
+        first = max(len(p) for p in prompts if tuple(tokens[: len(p)]) == p) - 1 if is_above else 0
+        assert drafts == reference.draft(tokens, streams(target, tokens[:-1], layers), len(drafts), first)
+
+
+def test_a_model_with_another_unit_of_the_stream(tmp_path):
+    """Granite's graphs have the residual stream divided by a factor."""
+    target = make_checkpoint(tmp_path / "target", "granite")
+    head = make_head(tmp_path / "head", target, **HEAD)
+    reference = ReferenceHead(head, target)
+    _, seen, _ = decode(session_of(target, head), PROMPTS, 4)
+    for tokens, drafts in seen:
+        assert drafts == reference.draft(tokens, streams(target, tokens[:-1], (1, 2, 3)), len(drafts))
+
+
+@pytest.mark.parametrize("cut", [3, 2])
+def test_a_model_in_int8_has_its_stream_in_another_basis(tmp_path, cut):
+    """The head's states are those of the model unrounded, but for the rounding; so are its embeddings."""
+    target = make_checkpoint(tmp_path / "target", cut=cut, dtype=torch.bfloat16)
+    head = make_head(tmp_path / "head", target, **HEAD)
+    options = dict(OPTIONS, dtype="bfloat16", weight_dtype="int8", max_draft_len=4, draft_head=str(head))
+    session = eager_session(target, BuildOptions(**options))
+    noted, draft = [], session.draft
+    session.draft = lambda step, pool: noted.append((step.positions[0], step.hidden[0])) or draft(step, pool)
+    texts, _, _ = decode(session, PROMPTS[:1], 1)
+    tokens = PROMPTS[0] + texts["0", 0]
+    wanted = streams(target, tokens, (1, 2, 3)) @ ReferenceHead(head, target).weights["fc.weight"].T
+    assert len(noted) > 10
+    for position, state in noted:
+        assert torch.cosine_similarity(state.float(), wanted[position], dim=0) > 0.98
+    table = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(session._weights["draft.embed.weight"], table)
+
+
+@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut"])
+def session(request, tmp_path_factory) -> EagerSession:
+    """Of a model whose head reads layers 1 to 3 of four."""
+    folder = tmp_path_factory.mktemp("heads")
+    target = make_checkpoint(folder / "target", cut={"below the cut": 3, "above the cut": 2}.get(request.param))
+    return session_of(target, make_head(folder / "head", target, **HEAD))
+
+
+class Helped(HeadDraft):
+    """A head some of whose drafts are replaced by right ones, so that some are accepted."""
+
+    expected: dict
+    rng: random.Random
+
+    def _run(self, passes, slots):
+        tokens, hidden = super()._run(passes, slots)
+        for row, entries in enumerate(passes):
+            sequence, share = entries.sequence, self.rng.random()
+            right = self.expected[sequence.request_id, sequence.index][0]
+            number = int(entries.positions[-1]) + 2 - sequence.num_prompt_tokens
+            if entries.is_wanted and share < 0.6 and 0 <= number < len(right):
+                tokens[row] = right[number]
+        return tokens, hidden
+
+
+def run_alone(session, request):
+    """(tokens, reason) of each sequence of a request, each by itself."""
+    results = {}
+    for index in range(request.params.n):
+        engine = LLMEngine(session=session, num_pages=100)
+        params = dataclasses.replace(request.params, n=1, seed=(request.params.seed or 0) + index)
+        engine.add_request("alone", request.prompt, params)
+        outputs = [output for _ in iter(engine.has_unfinished, False) for output in engine.step()]
+        tokens = [token for output in outputs for token in output.new_token_ids]
+        results[request.request_id, index] = tokens, outputs[-1].finish_reason
+    return results
+
+
+def test_tokens_are_those_of_plain_decoding(session, seeds, full, monkeypatch):
+    """Chunks, preemption, prefix hits, siblings and cancelled neighbours, greedy and sampled with a seed."""
+    monkeypatch.setattr(runner, "HeadDraft", Helped)
+    counts = Counter()
+    for seed in seeds(6, 200):
+        plan, rng = random_plan(seed, page_sizes=(4,), vocab_size=320, max_prompt=30, max_new=12), random.Random(seed)
+        if seed % 3 == 0:
+            plan.num_pages, plan.max_num_seqs = min(plan.num_pages, 14), 6
+        options = {
+            "num_pages": plan.num_pages,
+            "max_num_tokens": plan.max_num_tokens,
+            "max_num_seqs": plan.max_num_seqs,
+            "enable_prefix_cache": plan.enable_prefix_cache,
+        }
+        expected = {key: found for request in plan.requests for key, found in run_alone(session, request).items()}
+        engine = LLMEngine(session=session, speculative=SpeculativeConfig("eagle3", rng.choice([1, 3, 7])), **options)
+        engine.runner.head_draft.expected, engine.runner.head_draft.rng = expected, rng
+        tokens, reasons, aborted = run_plan(engine, plan)
+        check_tokens(tokens, reasons, aborted, expected, seed)
+        stats = engine.stats()
+        assert stats["num_used_pages"] == 0 and stats["num_failed_steps"] == 0
+        counts.update(
+            preempted=stats["num_preemptions"],
+            reused=stats["num_reused_tokens"],
+            accepted=stats["num_accepted_draft_tokens"],
+            rejected=stats["num_draft_tokens"] - stats["num_accepted_draft_tokens"],
+            aborted=len(aborted),
+            siblings=sum(request.params.n > 1 for request in plan.requests),
+        )
+    assert min(counts.values()) > 0, counts
