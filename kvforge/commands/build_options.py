@@ -75,6 +75,11 @@ def _flags() -> dict[str, dict[str, Any]]:
             "metavar": "PREDICTOR",
             "help": "a checkpoint of kvforge predict train, which fills the cache of prompts in the model's place",
         },
+        "kv_scorer": {
+            "metavar": "SCORER",
+            "help": "what scores tokens for --kv-policy kvzap, of kvforge predict scorer or of kvpress (default: "
+            "CHECKPOINT/kvzap)",
+        },
         "calibration": {
             "metavar": "TEXT",
             "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "

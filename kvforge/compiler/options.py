@@ -52,7 +52,8 @@ class BuildOptions:
     ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. ``compute_capabilities`` are the
     GPUs that plans of target ``tensorrt`` are for: "current", or such as "8.9,12.0". Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
-    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache.
+    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache,
+    ``kv_scorer`` that of the scorer of a policy that has one, by default the checkpoint's own.
     ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
 
     target: str = "cpu"
@@ -74,6 +75,7 @@ class BuildOptions:
     engine_args: str | None = None
     copy_checkpoint: bool = False
     kv_prediction: str | None = None
+    kv_scorer: str | None = None
     calibration: str = "auto"
 
 

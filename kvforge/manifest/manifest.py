@@ -165,8 +165,9 @@ class Manifest:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one logical page over all owners, and of an auxiliary model's part of it."""
-        return self.page_size * (self.kv_bytes_per_token + self.auxiliary_bytes_per_token)
+        """Bytes of one logical page over all owners, of an auxiliary model's part of it, and of the KV policy's."""
+        own = self.page_size * (self.kv_bytes_per_token + self.auxiliary_bytes_per_token)
+        return own + self.cache_layout.added_page_bytes
 
     @property
     def exact_page_bytes(self) -> int:
