@@ -46,6 +46,8 @@ class ModelConfig:
     without gains. ``layer_scalar`` multiplies what leaves each layer. ``logit_cap`` bounds logits by tanh. Each layer
     adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
     ``attention_sinks`` are scores that each head of a layer has besides those of keys, and that no value goes with.
+    With ``kv_scorer`` each owner has a scorer of its tokens (``model_defs.token_scores``): linear where it is 0, else
+    with a hidden layer of so many units.
 
     With ``num_anchors`` the cut is blind (SPEED, arXiv 2605.06105): layers from ``cut`` on make K and V of their own
     inputs, as they did before, and see no tokens of a prompt but that many first ones and its last.
@@ -98,6 +100,7 @@ class ModelConfig:
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
     query_growth: QueryGrowth | None = None
+    kv_scorer: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

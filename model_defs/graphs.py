@@ -35,6 +35,7 @@ from model_defs.layers import (
 )
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
+from model_defs.token_scores import TokenScorer, write_scores
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -191,6 +192,8 @@ class LowerGraph(PositionedGraph):
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         if head is not None and head.reads_below(config):
             self.draft = States(config, head)
+        if config.kv_scorer is not None:
+            self.scorers = nn.ModuleDict({str(owner): TokenScorer(config) for owner in config.owners})
         self.register_positions()
 
     def forward(
@@ -226,6 +229,7 @@ class LowerGraph(PositionedGraph):
                 q, *kv = block.project_qkv(hidden)
                 index = len(new_pools)
                 new_pools.append(self.write(layer, kv, pools[index], slot_mapping, step))
+                self._write_scores(layer, new_pools[index], hidden, block.input_norm, slot_mapping)
             else:
                 q, index = block.project_q(hidden), config.owners.index(owner)
             written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
@@ -239,6 +243,7 @@ class LowerGraph(PositionedGraph):
                     make_key = self.layers[str(owner)]["k_norm" if config.qk_norm else "rows"]
                     kv = (make_key(kv[0]), *kv[1:])
                 new_pools.append(self.write(owner, kv, pool, slot_mapping, steps[owner]))
+                self._write_scores(owner, new_pools[-1], hidden, self.single_input.norm, slot_mapping)
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         if self.head is not None:
@@ -246,6 +251,11 @@ class LowerGraph(PositionedGraph):
             passed = passed if self.draft is None else [self.draft(streams)]
             hidden = torch.cat((hidden, *passed), dim=-1)
         return self.results(hidden, new_pools)
+
+    def _write_scores(self, owner: int, pool: Pool, hidden: Tensor, norm: RMSNorm | None, slot_mapping: Tensor) -> None:
+        if self.config.kv_scorer is not None and self.insertion is not None:
+            scores = self.scorers[str(owner)](hidden, norm)
+            write_scores(pool, self.insertion.num_pools, scores, slot_mapping)
 
 
 class UpperGraph(PositionedGraph):

@@ -34,6 +34,12 @@ class LaneObservation(CacheObservation):
 
 
 @dataclass(frozen=True)
+class MeasuredLanes(LaneObservation):
+    """The same where as many pages are left of a prompt as its tokens say. The third last of an owner's pools is
+    ``shared_pages`` ``[slots, 1]`` int32: of a row of ``lane_table``, the pages whose columns all lanes have."""
+
+
+@dataclass(frozen=True)
 class LaneAttention:
     """``slot`` ``[S]`` int32: the rows of sequences in ``lane_pages`` ``[slots, kv_heads]``, the columns that each head
     has, and ``lane_table`` ``[slots, kv_heads, W]``, which they are; -1 while heads have all tokens."""
@@ -54,18 +60,23 @@ class LaneAttention:
     ) -> Tensor:
         """See ``Attention``."""
         cache, page_size = pool[: len(pool) - self.observation.num_pools], pool[0].shape[1]
-        columns, lengths = self._lanes(page_table, kv_length, pool[-2], pool[-1], page_size)
+        columns, lengths = self._lanes(page_table, kv_length, pool, page_size)
         return attend_columns(q, cache, query_start, columns, lengths, page_size, scale, kv_scales)
 
     def _lanes(
-        self, page_table: Tensor, kv_length: Tensor, lane_pages: Tensor, lane_table: Tensor, page_size: int
+        self, page_table: Tensor, kv_length: Tensor, pool: tuple[Tensor, ...], page_size: int
     ) -> tuple[Tensor, Tensor]:
         """Return the columns ``[S, kv_heads, W + M]`` and the tokens ``[S, kv_heads]`` of every head, int32."""
+        lane_pages, lane_table = pool[-2:]
         kv_heads, width = lane_table.shape[1:]
         num_pages = page_table.shape[1]
         row, is_cut = self.slot.clamp(min=0), (self.slot >= 0)[:, None]
         own = torch.where(is_cut, lane_pages.index_select(0, row), 0)
-        shared = is_cut.int() * (self.observation.budget // page_size)
+        shared = is_cut.int()
+        if isinstance(self.observation, MeasuredLanes):
+            shared = shared * pool[-3].index_select(0, row)
+        else:
+            shared = shared * (self.observation.budget // page_size)
         index = torch.arange(width + num_pages, dtype=torch.int32, device=page_table.device)
         later = (index - own[..., None] + shared[..., None]).clamp(0, num_pages - 1)
         page = page_table[:, None].expand(-1, kv_heads, -1).gather(2, later.long())

@@ -80,6 +80,11 @@ def _flags() -> dict[str, dict[str, Any]]:
             "help": "a checkpoint of an EAGLE-3 head for this model, which drafts for the method eagle3; with "
             "--max-draft-len",
         },
+        "kv_scorer": {
+            "metavar": "SCORER",
+            "help": "what scores tokens for --kv-policy kvzap, of kvforge predict scorer or of kvpress (default: "
+            "CHECKPOINT/kvzap)",
+        },
         "calibration": {
             "metavar": "TEXT",
             "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "

@@ -13,7 +13,7 @@ from kvforge.engine_cache.names import check_is_there, names_checkpoint
 
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and run with."""
-_OF_BUILD_ALONE = ("decoupled_mode", "kv_prediction", "calibration", "draft_head")
+_OF_BUILD_ALONE = ("decoupled_mode", "kv_prediction", "kv_scorer", "calibration", "draft_head")
 
 
 def add_engine_argument(

@@ -30,11 +30,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "predict",
-        help="train a small model to fill the cache of a large one (KV prediction)",
+        help="train a small model that fills or scores the cache of a large one (KV prediction, KVzap)",
         example="kvforge predict train CHECKPOINT checkpoints/auxiliary -o checkpoints/predictor --data train.jsonl",
     )
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     _add_train(parts)
+    _add_scorer(parts)
     truncating = add_command(
         parts,
         "truncate",
@@ -46,6 +47,76 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     truncating.add_argument("--layers", type=int, required=True, metavar="N", help="layers to keep")
     add_force(truncating)
     truncating.set_defaults(run=run_truncate)
+
+
+_SCORER_LOOP = {
+    "epochs": (float, "passes over the tokens (default: 15)"),
+    "max_steps": (int, "optimizer steps, instead of --epochs"),
+    "batch_size": (int, "tokens of an optimizer step (default: 512)"),
+    "lr": (float, "peak learning rate (default: 0.005)"),
+    "seed": (int, "of the first weights and the order of the tokens (default: 0)"),
+    "checkpoint_every": LOOP["checkpoint_every"],
+}
+"""Options that are fields of DistillConfig, for scorers with a hidden layer."""
+
+
+def _add_scorer(parts: argparse._SubParsersAction) -> None:
+    scorer = add_command(
+        parts,
+        "scorer",
+        help="train what scores the tokens of a model's cache (KVzap)",
+        example="kvforge predict scorer CHECKPOINT -o CHECKPOINT/kvzap --hidden-units 512",
+        description=(
+            "Have a model repeat texts, score their tokens by KVzip+, and train a small model to predict the scores "
+            "from hidden states, for --kv-policy kvzap. Interrupted, the same command continues."
+        ),
+    )
+    add_checkpoint(scorer, "source", metavar="CHECKPOINT", help="Hugging Face-format directory, plain or SwiftKV")
+    scorer.add_argument("-o", "--output", type=Path, required=True, help="directory to write the scorer to")
+    scorer.add_argument("--hidden-units", type=int, default=0, metavar="N", help="of its hidden layer; 0: linear")
+    scorer.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to be scored (default: generated text)"
+    )
+    scorer.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences of it")
+    scorer.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_run(scorer, _SCORER_LOOP)
+    add_force(scorer, "; a run in --work is continued all the same")
+    scorer.add_argument("--json", action="store_true", help="print what was written as JSON")
+    scorer.set_defaults(run=run_scorer)
+
+
+def run_scorer(args: argparse.Namespace) -> int:
+    """Score and train, with progress on standard error; prints one line, or JSON."""
+    from dataclasses import replace
+
+    from tqdm import tqdm
+
+    from kvforge.prediction.scorer_training import LOOP as DEFAULTS
+    from kvforge.prediction.scorer_training import ScorerOptions, train_scorer
+
+    loop = replace(DEFAULTS, **given(args, _SCORER_LOOP))
+    options = ScorerOptions(args.hidden_units, args.num_samples, args.num_tokens, args.calibration, loop)
+    show = not args.json and display_of(args).bars
+    with tqdm(total=args.num_samples, unit="text", leave=False, disable=not show) as bar:
+        summary = train_scorer(
+            checkpoint_of(args, args.source),
+            args.output,
+            options,
+            work=args.work,
+            overwrite=args.force,
+            progress=show,
+            scoring=lambda done, total: bar.update(done - bar.n),
+        )
+    if args.json:
+        print(json.dumps(asdict(summary), indent=1))
+        return 0
+    kind = f"{summary.units} hidden units, {summary.steps} steps" if summary.units else "linear"
+    missed = ", ".join(f"{one:.3f}" for one in summary.unexplained)
+    print(
+        f"{summary.output}: {kind}, {summary.parameters} parameters, trained on {summary.tokens} tokens; "
+        f"unexplained share of the log scores on held-out text, by owner: {missed}"
+    )
+    return 0
 
 
 def _add_train(parts: argparse._SubParsersAction) -> None:

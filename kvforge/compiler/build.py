@@ -13,6 +13,8 @@ from kvforge.checkpoint.draft_head import open_draft_head
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.checkpoint.predictor import open_predictor
+from kvforge.checkpoint.scorer import FOLDER, open_scorer
+from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.calibration import calibration_of, check_calibration, may_calibrate
@@ -22,7 +24,7 @@ from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
 from kvforge.compiler.targets import HOSTED, Progress, Target, load_hosted, load_target
-from kvforge.kv_policies import KVPolicy
+from kvforge.kv_policies import KVPolicy, Need
 from kvforge.manifest import (
     RANK_DIR,
     SCHEMA_VERSION,
@@ -72,6 +74,7 @@ def build_engine(
     check_weights(checkpoint, config)
     resolved, predictor = _resolve(options, config, checkpoint), None
     config = config.for_length(resolved.max_seq_len)
+    scorer, config = find_scorer(options, resolved, config, checkpoint)
     if options.kv_prediction is not None:
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
@@ -102,6 +105,7 @@ def build_engine(
             predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
             rounded=rounded,
             draft=draft,
+            scorer=scorer,
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
@@ -137,6 +141,29 @@ def open_draft(
     is_changed = basis_of(checkpoint, config, options.packed_dtype) is not None
     model = head.model.for_length(options.max_seq_len)
     return own, dataclasses.replace(head, model=model, own_embedding=head.own_embedding or is_changed)
+
+
+def find_scorer(
+    options: BuildOptions, resolved: ResolvedOptions, config: ModelConfig, checkpoint: Checkpoint
+) -> tuple[Checkpoint | None, ModelConfig]:
+    """Return the scorer that the KV policy asks for, and the model with it; None and the model where it asks for none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is for another model.
+        BuildError: there is none, or the policy takes none.
+    """
+    policy, given = resolved.policy, options.kv_scorer
+    if Need.TOKEN_SCORES not in policy.needs:
+        if given is not None:
+            raise BuildError(f"--kv-policy {policy.name} has no scorer; leave --kv-scorer out, or choose kvzap.")
+        return None, config
+    path = Path(given) if given is not None else checkpoint.folder / FOLDER
+    if given is None and not path.is_dir():
+        raise BuildError(
+            f"--kv-policy {policy.name} needs a scorer, and {checkpoint.path} has none in {FOLDER}/; give one by "
+            "--kv-scorer, or train one with kvforge predict scorer."
+        )
+    return open_scorer(path, config)
 
 
 def num_positions(options: ResolvedOptions) -> int:

@@ -30,6 +30,7 @@ from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 from model_defs.rotary_rows import engine_rows, factors_of_rows, order_of_rows
+from model_defs.token_scores import scorer_specs
 from model_defs.weights import FLOAT32, Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.int4_steps import SteppedCodes, in_steps, join_steps, round_in_steps
@@ -51,14 +52,15 @@ def convert_weights(
     predictor: tuple[Checkpoint, Prediction] | None = None,
     rounded: Mapping[str, dict[str, Tensor]] | None = None,
     draft: tuple[Checkpoint, DraftHead] | None = None,
+    scorer: Checkpoint | None = None,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     With ``packed_dtype`` the weights of linear layers are packed as that, in the basis that ``basis_of`` says, or are
     those of ``rounded`` by the layer's name, which it empties. One fused tensor is in memory at a time. The RoPE
     frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions, which
-    graphs that select chunks have. The tensors of a ``predictor`` and of a ``draft`` head follow, from their own
-    checkpoints, and are not counted.
+    graphs that select chunks have. The tensors of a ``predictor``, of a ``draft`` head and of a ``scorer`` for a model
+    with one follow, from their own checkpoints, and are not counted.
     ``progress`` is called with the bytes that are written and that will be, as each tensor begins and at the end.
 
     Raises:
@@ -100,6 +102,9 @@ def convert_weights(
             table = WeightSpec(weight.name, weights[0].sources)
             of_all.append((own, weight) if is_there else (checkpoint, table))
         layers = {**layers, **(draft_linears(config, head) if packed_dtype is not None else {})}
+    if scorer is not None:
+        bases[id(scorer)] = basis
+        of_all += [(scorer, weight) for weight in scorer_specs(config)]
     for origin, weight in of_all:
         layer = weight.name.removesuffix(".weight")
         of_model = bases.get(id(origin))

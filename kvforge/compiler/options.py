@@ -53,9 +53,9 @@ class BuildOptions:
     ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. ``compute_capabilities`` are the
     GPUs that plans of target ``tensorrt`` are for: "current", or such as "8.9,12.0". Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
-    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache.
-    ``calibration`` is what ``kvforge.compiler.calibration`` takes. ``draft_head`` is the checkpoint of an EAGLE-3
-    head."""
+    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache,
+    ``kv_scorer`` that of the scorer of a policy that has one, by default the checkpoint's own, and ``draft_head`` that
+    of an EAGLE-3 head. ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -76,6 +76,7 @@ class BuildOptions:
     engine_args: str | None = None
     copy_checkpoint: bool = False
     kv_prediction: str | None = None
+    kv_scorer: str | None = None
     calibration: str = "auto"
     draft_head: str | None = None
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from model_defs import ModelConfig
 from model_defs.draft_graph import STATES
 from model_defs.draft_head import NUM_STATES
+from model_defs.token_scores import SCORERS
 from model_defs.weights import WeightSpec, weight_specs
 from plugins.kv_rotation import block_size, rotate_blocks
 
@@ -113,7 +114,8 @@ class StreamBasis:
     """
 
     def __init__(self, config: ModelConfig, read: Callable[[WeightSpec], Tensor]) -> None:
-        self._specs = {spec.name: spec for spec in weight_specs(config)}
+        self._specs, self._cut = {spec.name: spec for spec in weight_specs(config)}, config.cut
+        self._has_units = bool(config.kv_scorer)
         self._read = read
 
     def change(self, name: str, is_head: bool = False) -> Change | None:
@@ -131,6 +133,10 @@ class StreamBasis:
             return self._reader(f"{layer}{_READS[part]}")
         if part in _READS_ONCE:
             return self._reader(_READS_ONCE[part])
+        if part.startswith(f"{SCORERS}."):
+            _, owner, linear = part.split(".")
+            norm = f"layers.{owner}.input_norm" if int(owner) < self._cut else _READS_ONCE["single_input.kv"]
+            return self._reader(norm) if linear == ("first" if self._has_units else "last") else None
         is_gain = part in ("input_norm", "post_norm") or part in _READS_ONCE.values()
         return torch.ones_like if is_gain else None
 

@@ -1,5 +1,6 @@
 """How an engine's cache lies in memory: the tensors of each owner."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,13 @@ class CacheLayout:
     def state_pools(self) -> tuple[StatePool, ...]:
         """What the policy has of an owner."""
         return self.policy.keeping.state_pools(self.owner_cache)
+
+    @property
+    def added_page_bytes(self) -> int:
+        """Bytes of a page over all owners that the policy has in it beside K and V."""
+        own = () if self.policy.sealing is not None else self.state_pools
+        added = [pool for pool in own if pool.rows == "cache"]
+        return self.model.num_owners * sum(math.prod(pool.shape) * ELEMENT_BYTES[pool.dtype] for pool in added)
 
     def written(self, num_pages: int, owner: int) -> list[Spec]:
         """Return the tensors of the layer ``owner`` that a step writes to: K and V elements ``[num_pages, page_size,

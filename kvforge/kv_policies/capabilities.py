@@ -24,6 +24,9 @@ class Keeping:
     rewrites_pages: ClassVar[bool] = False
     """A transition changes the content of the pages that are kept: of those that others hold or may take over, a
     sequence gets copies."""
+    keeps_by_content: ClassVar[bool] = False
+    """Which pages a transition keeps is decided by what is in them: its ``make_state`` gives a ``MeasuringState``. What
+    the policy says of lengths is then the most that there can be."""
     reads_tokens: ClassVar[bool] = False
     """It asks which tokens are special and which are punctuation: an engine's manifest has their ids."""
     counters: ClassVar[Mapping[str, str]] = {}

@@ -187,6 +187,7 @@ KV_PREDICTION = Feature(
     needs=frozenset({Need.WHOLE_PREFILL, Need.ONE_QUERY, Need.OWN_LAYERS, Need.CPU_TARGET, Need.OWN_ENGINE}),
     limits={
         Need.OWN_CACHE: _no("an auxiliary model fills it"),
+        Need.TOKEN_SCORES: _no("what is predicted has no score"),
         Need.STATIC_SCALES: _no("what is predicted was not calibrated"),
         Need.TOKEN_GROUPS: _no("exact tokens are written over predicted ones"),
     },

@@ -29,6 +29,7 @@ class Need(Enum):
 
     ATTENTION_SCORES = "the attention that every key receives"
     ALL_QUERIES = "the attention of every token, those of the prompt among them"
+    TOKEN_SCORES = "scores that a scorer gives tokens as they are written"
     WHOLE_PROMPT = "all K,V of the prompt at its end"
     WHOLE_PREFILL = "a prefill that runs all layers, to take its place"
     HISTORY_MUTATION = "to change K,V that are already written"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from kvforge.kv_policies.transition import Transition
+from kvforge.kv_policies.transition import CachedSequence, Transition
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StatePool:
     """A tensor of one owner beside its K and V pools: ``shape`` for each state page, for each running sequence, or for
-    each page of the ``cache``, as a part of its ``page_bytes``.
+    each page of the ``cache``, as a part of its ``page_bytes``: where pages are sealed, these are K and V.
 
     ``dtype`` is torch's and numpy's, "" that of K and V. One ``on_host`` is in main memory, mapped for the device.
     All elements are ``initial`` before the first step.
@@ -94,6 +94,14 @@ class PolicyState(Protocol):
 
     def counters(self) -> dict[str, int]:
         """Return the policy's ``counters`` since the engine was loaded. May wait for the device: not for every step."""
+
+
+class MeasuringState(PolicyState, Protocol):
+    """That of a policy that has ``keeps_by_content``."""
+
+    def measure(self, sequence: CachedSequence) -> Sequence[int]:
+        """Return the indices, ascending, of the pages that a transition of ``sequence`` keeps, which is about to take
+        place. Pages that it gives up were full."""
 
 
 class NoState:

@@ -186,10 +186,11 @@ class Manifest:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one logical page over all owners, or those below a blind cut, and of the parts of an auxiliary model
-        and a draft head."""
+        """Bytes of one logical page over all owners, or those below a blind cut, and of the parts of an auxiliary
+        model, a draft head and the KV policy."""
         more = self.auxiliary_bytes_per_token + self.draft_head_bytes_per_token
-        return self.page_size * (kv_bytes_below(self.model, self.kv_dtype) + more)
+        own = self.page_size * (kv_bytes_below(self.model, self.kv_dtype) + more)
+        return own + self.cache_layout.added_page_bytes
 
     @property
     def upper_page_bytes(self) -> int:

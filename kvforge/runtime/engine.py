@@ -125,6 +125,8 @@ class LLMEngine:
             sizes = cache_stats(session.manifest, self.scheduler)
             size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
+        if self.config.kv_policy.keeping.keeps_by_content:
+            self.scheduler.transitions.measure = self.runner.measure
         kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib)
         self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, kept)
         self._num_waits = 0

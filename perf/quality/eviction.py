@@ -30,7 +30,12 @@ from perf.quality.scores import AGAINST_FULL, against_full, asking, bars, task_c
 
 MODELS = {"no cut": TEACHER_DIR, "cut 4 of 8, 2-way": STUDENT_DIR}
 BUDGETS = (64, 128, 256, 512, 1024)
-RULES = sorted(name for name, policy in policies().items() if issubclass(policy, Eviction))
+RULES = sorted(
+    name
+    for name, policy in policies().items()
+    if issubclass(policy, Eviction) and Need.TOKEN_SCORES not in policy().needs
+)
+"""KVzap has a program of its own, ``perf.quality.learned_eviction``."""
 
 
 def engines_of(model: str, length: int, work: Path) -> Engines:

@@ -16,6 +16,18 @@ from model_defs.columns import column_number
 
 
 @dataclass(frozen=True)
+class Located:
+    """Where the tokens of each KV head of an owner lie: pages of the pool, places in these and the heads whose memory
+    it is, int64; ``state`` has what lies in pools of the policy as they do, by the pool's name. All ``[kv_heads,
+    L]``."""
+
+    page: Tensor
+    place: Tensor
+    head: Tensor
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class ScoredLanes:
     """An owner's tokens of one sequence, those of each KV head from the best on: their scores ``best`` and their
     indices ``order``, each ``[kv_heads, L]``."""
@@ -43,7 +55,7 @@ class LaneState(EvictionState):
     """Divides the columns of the pages that a sequence keeps among KV heads, and moves into them what stays.
 
     A head keeps its own columns, as many as it gets pages; those that others do not need go to the heads that get more,
-    in the order of pages, owners and heads. Positions lie as the tokens do.
+    in the order of pages, owners and heads. Positions, and what else belongs to tokens, lie as the tokens do.
     """
 
     def __init__(self, rule: SharedBudgets, memory: EngineMemory) -> None:
@@ -53,20 +65,34 @@ class LaneState(EvictionState):
     def _evict(self, transitions: Sequence[Transition]) -> None:
         places, every = self._places(transitions), range(len(self._caches))
         for group in [list(every)] if self._rule.owners_share else [[owner] for owner in every]:
-            self._divide(group, [self._scored(owner, places) for owner in group], places)
+            located = [self._located(owner, places) for owner in group]
+            scored = [self._scored(owner, places, one) for owner, one in zip(group, located, strict=True)]
+            self._divide(group, scored, located, places)
         self._count(places)
 
-    def _scored(self, owner: int, places: Places) -> ScoredLanes:
+    def _located(self, owner: int, places: Places) -> Located:
+        """Return where tokens are before anything of the transition is written."""
+        num_heads = self._caches[owner][0].shape[2]
+        page, place, position = places.pages[0] + self._first_page(owner), places.place, places.index + places.shift
+        head = torch.arange(num_heads, device=self._device)[:, None].expand(-1, places.length)
+        return Located(page.expand_as(head), place.expand_as(head), head, {"position": position.expand_as(head)})
+
+    def _scored(self, owner: int, places: Places, located: Located) -> ScoredLanes:
         slots = self._slots(owner, places)
         return ScoredLanes.of(slots, self._rule.score(slots))
 
-    def _divide(self, owners: Sequence[int], scored: Sequence[ScoredLanes], places: Places) -> None:
+    def _pages_of_lanes(self, scored: Sequence[ScoredLanes], places: Places) -> list[int]:
+        return [n for of_owner in self._budgets.divide(scored, self._page_size) for n in of_owner]
+
+    def _divide(
+        self, owners: Sequence[int], scored: Sequence[ScoredLanes], located: Sequence[Located], places: Places
+    ) -> None:
         """Give the columns of the pages of ``owners`` to their heads, and move into them what stays.
 
         A *lane* is an owner and one of its heads, numbered in this order.
         """
         size, num_heads, device = self._page_size, len(scored[0].best), self._device
-        pages_of_lane = [n for of_owner in self._budgets.divide(scored, size) for n in of_owner]
+        pages_of_lane = self._pages_of_lanes(scored, places)
         page, room = torch.tensor(_columns(pages_of_lane, places.keep // size), device=device).T
         first = torch.tensor([self._first_page(owner) for owner in owners], device=device)
         target, head = places.page_table[0].long()[page] + first[room // num_heads], room % num_heads
@@ -75,7 +101,12 @@ class LaneState(EvictionState):
         order = [order for one in scored for order in one.order]
         tokens = torch.cat([best[: n * size].sort().values for best, n in zip(order, pages_of_lane, strict=True)])
         lane = torch.repeat_interleave(torch.tensor(pages_of_lane, device=device) * size)
-        source = places.pages[0][tokens] + first[lane // num_heads], places.place[tokens], lane % num_heads
+        whole, names = (
+            torch.cat([torch.stack((one.page, one.place, one.head), -1) for one in located]),
+            located[0].state,
+        )
+        source = whole[lane, tokens].unbind(-1)
+        state = {name: torch.cat([one.state[name] for one in located])[lane, tokens] for name in names}
         place, target, head, owner_of = (
             torch.arange(size, device=device).repeat(len(page)),
             *(x.repeat_interleave(size) for x in (target, head, room // num_heads)),
@@ -86,9 +117,12 @@ class LaneState(EvictionState):
         slot = places.transitions[0].sequence.slot
         columns_of_lane = iter(columns.int().split(pages_of_lane))
         for index, owner in enumerate(owners):
-            position, *_, lane_pages, lane_table = self._states[owner]
+            *_, lane_pages, lane_table = self._states[owner]
             here = owner_of == index
-            position[state_page[here], place[here], head[here]] = tokens[here].int()
+            for pool, tensor in zip(self._rule.named_pools, self._states[owner], strict=True):
+                if pool.name in state:
+                    row = state_page if pool.rows == "pages" else target - first[index]
+                    tensor[row[here], place[here], head[here]] = state[pool.name][here].to(tensor.dtype)
             for one in range(num_heads):
                 of_lane = next(columns_of_lane)
                 lane_pages[slot, one] = len(of_lane)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvforge.kv_policies.eviction.inputs import ObservationInputs
-from kvforge.kv_policies.eviction.observation import LANE_INPUTS, NOTE_INPUTS, OBSERVATION_INPUTS
+from kvforge.kv_policies.eviction.observation import IS_CUT, LANE_INPUTS, NOTE_INPUTS, OBSERVATION_INPUTS
 from kvforge.kv_policies.state import InputBuilder, SlotTables, StateInput
 
 
@@ -19,7 +19,7 @@ class LaneInputs:
 
     def build(self, rows: np.ndarray, slots: SlotTables, num_queries: np.ndarray) -> tuple[Tensor, ...]:
         """See ``InputBuilder``. Views of the buffer."""
-        is_cut = slots.cache_offset[rows] < 0
+        is_cut = slots.columns[IS_CUT][rows] > 0 if IS_CUT in slots.columns else slots.cache_offset[rows] < 0
         if not is_cut.any():
             return ()
         slot = self._slot[: len(rows)]

@@ -12,6 +12,8 @@ OBSERVATION_INPUTS = (
 """Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
 LANE_INPUTS = (StateInput("lane_slot", neutral=-1),)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
+IS_CUT = "is_cut"
+"""The column of policies whose cut caches need not be shorter: 1 from the first transition on."""
 NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
 """See ``model_defs.notes``."""
 

@@ -209,6 +209,11 @@ class Sequence:
         return self.num_computed == self.next_transition
 
     @property
+    def is_changed(self) -> bool:
+        """Its cache has been changed."""
+        return self.next_transition != self.first_transition
+
+    @property
     def num_generated(self) -> int:
         """Generated tokens so far."""
         return self.length - self.num_prompt_tokens

@@ -18,7 +18,7 @@ class Admissions:
 
     def __init__(self, holdings: Holdings, work: RunningWork) -> None:
         self._holdings, self._work, self._fetches = holdings, work, holdings.fetches
-        self._use_cache = holdings.config.enable_prefix_cache
+        self._use_cache, self._measures = holdings.config.enable_prefix_cache, holdings.policy.keeping.keeps_by_content
         self.num_reused_tokens = 0
         self.num_waits = 0
         """Times an admission was put off for pages that a step was about to write."""
@@ -127,7 +127,8 @@ class Admissions:
         page_size = self._holdings.config.page_size
         best = self._holdings.prefix_cache.lookup(sequence) if self._use_cache else []
         for other in sequence.siblings if sequence.predicted is None else ():
-            if other is not sequence and other.status is Status.RUNNING and other.cache_offset == 0:
+            is_whole = other.cache_offset == 0 and not (self._measures and other.is_changed)
+            if other is not sequence and other.status is Status.RUNNING and is_whole:
                 shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.num_reusable)
                 if shared // page_size > len(best):
                     best = other.pages[: shared // page_size]

@@ -1,8 +1,11 @@
 """Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
 
+from collections.abc import Sequence as SequenceOf
+from typing import cast
+
 import torch
 
-from kvforge.kv_policies.state import EngineMemory
+from kvforge.kv_policies.state import EngineMemory, MeasuringState
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.schedule import Schedule
@@ -92,6 +95,10 @@ class Runner:
     def policy_counters(self) -> dict[str, int]:
         """What the KV policy has counted: see ``Keeping.counters``."""
         return self._state.counters()
+
+    def measure(self, sequence: Sequence) -> SequenceOf[int]:
+        """See ``MeasuringState``; only where the KV policy has ``keeps_by_content``."""
+        return cast(MeasuringState, self._state).measure(sequence)
 
     def change(self, plan: Schedule) -> None:
         """Do ``plan.transitions`` and ``plan.probes``. On as many threads every time, as the last bits depend on

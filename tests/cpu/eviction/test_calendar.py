@@ -75,7 +75,8 @@ def test_what_a_rule_asks_for_is_enough(rule: str) -> None:
         assert policy.device_bytes_read(CACHE, num_prompt, generated) >= cached * CACHE.token_bytes
         of_any_prompt = policy.prefill_bytes(CACHE, 0)
         assert bool(of_any_prompt) == bool(policy.probing)
-        assert policy.prefill_bytes(CACHE, num_prompt) - of_any_prompt == CACHE.token_bytes * (
+        token_bytes = CACHE.token_bytes + (4 * CACHE.num_kv_heads if rule == "kvzap" else 0)
+        assert policy.prefill_bytes(CACHE, num_prompt) - of_any_prompt == token_bytes * (
             CACHE.padded(policy.max_cached(num_prompt, num_prompt))
             - CACHE.padded(policy.num_cached(num_prompt, num_prompt))
         )

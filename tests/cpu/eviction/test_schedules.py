@@ -29,6 +29,8 @@ RULES = {
     "simlayer": "simlayer:budget=12,sinks=2,recent=2",
     "fastgen": "fastgen:budget=12,window=5,frequent=3,recent=3,recover_percent=80",
     "kvzip": "kvzip:budget=12,chunk=9,sinks=2",
+    "kvzap": "kvzap:budget=12,block=4,window=3,threshold=20",
+    "kvzap by threshold": "kvzap:budget=64,block=4,window=3,threshold=40",
     "expected": "expected:budget=12,window=5,sinks=2",
     "squeeze": "squeeze:budget=12,window=3,similar=5",
     "keys of heads that share": "keydiff+adakv:budget=12,floor_percent=25",
@@ -43,7 +45,8 @@ SHAPES = {"plain": {"cut": 3, "num_layers": 3}, "swiftkv": {"cut": 1}}
 
 
 def make_session(policy: str, shape: str):
-    return small_session({"kv_policy": policy}, **{"head_dim": 10, **SHAPES[shape]})
+    scorer = 16 if Need.TOKEN_SCORES in parse(policy).needs else None
+    return small_session({"kv_policy": policy}, **{"head_dim": 10, "kv_scorer": scorer, **SHAPES[shape]})
 
 
 def alone(session, request, index):

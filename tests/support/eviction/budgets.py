@@ -42,6 +42,41 @@ def kvzip(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, no
     return [Budgets([next(tokens) for _ in of_owner], together.slack) for of_owner in owners]
 
 
+def kvzap(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """KVzap (arXiv 2601.07891, section 3.3): the tokens above the threshold and the protected, up to the best ``keep``
+    of a head on average and the ceiling, in pages that are filled up with the next best. Of a prompt that did not fill
+    its last page, as many of the newest tokens are in no page that counts, and stay."""
+    page, behind = now.page_size, now.num_prompt % now.page_size
+    threshold = -now.parameters.get("threshold", 400) / 100 if now.parameters.get("threshold", 400) else -math.inf
+    lanes = [lane[: len(lane) - behind] for of_owner in owners for lane in of_owner]
+    scored = [
+        sorted(((p, s, e.position) for p, s, e in zip(r.protected, r.scores, lane, strict=False)), reverse=True)
+        for r, lane in zip((r for of_owner in rankings for r in of_owner), lanes, strict=True)
+    ]
+    floor = max(sum(protected for protected, *_ in of_lane) for of_lane in scored)
+    pooled = sorted(
+        (-s, rank, head) for head, of_lane in enumerate(scored) for rank, (p, s, _) in enumerate(of_lane) if not p
+    )
+    count = len(lanes) * (keep - floor)
+    slack = pooled[count][0] - pooled[count - 1][0] if 0 < count < len(pooled) else math.inf
+    slack = min([slack, *(abs(-s - threshold) for s, *_ in pooled)])
+    ceiling = max(keep * now.parameters.get("ceiling_percent", 400) // 100, keep)
+    highest = [min(ceiling, len(lane)) // page for lane in lanes]
+    wanted = [
+        min(
+            floor + sum(head == one for *_, one in pooled[:count]),
+            sum(p or s >= threshold for p, s, _ in of_lane),
+            highest[head] * page,
+        )
+        for head, of_lane in enumerate(scored)
+    ]
+    total = sum(math.ceil(tokens / page) for tokens in wanted) if threshold > -math.inf else sum(highest)
+    total = min(total, len(lanes) * keep // page)
+    pages = _in_pages(wanted, total, page, math.ceil(floor / page), highest)
+    tokens = iter(n + behind for n in pages)
+    return [Budgets([next(tokens) for _ in of_owner], slack) for of_owner in owners]
+
+
 def _adakv(
     lanes: list[Lane],
     rankings: list[Ranking],
@@ -202,11 +237,12 @@ def _squares(values: list[float]) -> float:
     return sum((x - mean) ** 2 for x in values)
 
 
-def _in_pages(wanted: Sequence[float], total: int, page: int, lowest: int, highest: int) -> list[int]:
+def _in_pages(wanted: Sequence[float], total: int, page: int, lowest: int, highest: int | list[int]) -> list[int]:
     """Return tokens in whole pages, ``total`` pages together."""
-    given = [sorted((lowest, int(tokens // page), highest))[1] for tokens in wanted]
+    most = highest if isinstance(highest, list) else [highest] * len(wanted)
+    given = [sorted((lowest, int(tokens // page), top))[1] for tokens, top in zip(wanted, most, strict=True)]
     while sum(given) < total:
-        missing = {h: wanted[h] - given[h] * page for h in range(len(wanted)) if given[h] < highest}
+        missing = {h: wanted[h] - given[h] * page for h in range(len(wanted)) if given[h] < most[h]}
         given[max(missing, key=lambda h: (missing[h], -h))] += 1
     while sum(given) > total:
         over = {h: given[h] * page - wanted[h] for h in range(len(wanted)) if given[h] > lowest}
@@ -222,6 +258,7 @@ BUDGETS: dict[str, Callable[[Owners, list[list[Ranking]], int, Moment], list[Bud
     "adakv": adakv,
     "fastgen": fastgen,
     "kvzip": kvzip,
+    "kvzap": kvzap,
     "pyramid": pyramid,
     "simlayer": simlayer,
     "squeeze": squeeze,

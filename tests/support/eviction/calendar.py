@@ -12,6 +12,7 @@ WHEN = {
     "simlayer": "end",
     "fastgen": "end",
     "kvzip": "end",
+    "kvzap": "end_blocks",
     "batchmax": "always",
     "keydiff": "always",
     "roco": "always",
@@ -36,6 +37,8 @@ def calendar(
     if rule not in WHEN:
         raise ValueError(f"{rule} is no rule; the oracle knows {', '.join(WHEN)}.")
     when = "end_decode" if decode_only else WHEN[rule]
+    if when == "end_blocks":
+        return [(computed, budget) for computed in range(num_prompt, num_tokens, block)]
     if when == "end":
         return [(num_prompt, budget)] if budget < num_prompt < num_tokens else []
     if not 1 <= block < budget:

@@ -1,13 +1,16 @@
 """Random cases for tests of eviction: a tiny model, a rule with its parameters, a prompt and forced tokens."""
 
+import itertools
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvforge.checkpoint.scorer import write_scorer
 from model_defs import ModelConfig
 from tests.support.eviction.budgets import BUDGETS
 from tests.support.eviction.calendar import WHEN, calendar
@@ -40,7 +43,26 @@ def write_model(name: str, path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     make_checkpoint(path, **(PLAIN_MODELS | CUT_MODELS)[name])
     weights = {key: tensor * 4 if ".q_proj" in key else tensor for key, tensor in load_weights(path).items()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    return config_of(path), weights
+    config = config_of(path)
+    scorer = random_scorer(config, 16 if "qwen3" in name else 0)
+    (path / "kvzap").mkdir()
+    write_scorer(path / "kvzap", config, 16 if "qwen3" in name else 0, scorer)
+    return config, weights | {f"kvzap.{key}": tensor for key, tensor in scorer.items()}
+
+
+def random_scorer(config: ModelConfig, units: int, seed: int = 0) -> dict[str, Tensor]:
+    """Return the tensors of a scorer of KVzap by kvpress' names: linear, or with so many hidden units. Scores are about
+    -2, give or take 1."""
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    for index in range(config.num_owners):
+        sizes = [config.hidden_size, *([units] if units else []), config.num_kv_heads]
+        for layer, (columns, rows) in enumerate(itertools.pairwise(sizes)):
+            name = f"layers.{index}" + (f".{2 * layer}" if units else "")
+            strength = (1.5 if layer else 1.0) * columns**-0.5
+            tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=generator) * strength
+            is_last = layer == len(sizes) - 2
+            tensors[f"{name}.bias"] = torch.randn(rows, generator=generator) * 0.1 - (2.0 if is_last else 0.0)
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,11 @@ def random_case(seed: int, rule: str | None = None, with_cut: bool | None = None
     )
     if rule == "fastgen":  # whose rule asks for special tokens, and punctuation
         prompt_ids = tuple(pick.choice((token, token, token, 1, 2, 49)) for token in prompt_ids)
-    page_size = pick.choice([size for size in (1, 4, 16) if rule not in BUDGETS or budget % size == 0])
+    if rule == "kvzap":  # for which both are whole pages
+        budget, block = pick.choice(((16, 4), (32, 8), (32, 16), (64, 16), (64, 4), (13, 3)))
+        parameters["window"] = pick.randint(1, budget - block)
+    sizes = [size for size in (1, 4, 16) if rule != "kvzap" or block % size == 0]
+    page_size = pick.choice([size for size in sizes if rule not in BUDGETS or budget % size == 0])
     return Case(model, rule, budget, block, parameters, prompt_ids, forced_ids, page_size)
 
 
@@ -118,6 +144,7 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
             "sinks": sinks,
             "ceiling_percent": pick.choice((100, 150, 400)),
         },
+        "kvzap": {"threshold": pick.choice((0, 150, 200, 250, 600)), "ceiling_percent": pick.choice((100, 150, 400))},
         "fastgen": {
             "window": pick.choice((1, 7, 32)),
             "frequent": pick.randint(1, budget),

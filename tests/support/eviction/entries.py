@@ -28,6 +28,8 @@ class Entry:
     looks: list[Look] = field(default_factory=list)
     probed: float = 0.0
     """The largest weight that a head gave in a probe."""
+    predicted: float = 0.0
+    """What a scorer says of the token."""
     queries: Tensor | None = None
     """The token's own queries ``[group, head_dim]`` in the layer that owns the cache, not rotated."""
 

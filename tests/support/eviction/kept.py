@@ -55,7 +55,9 @@ class KeptSets:
         places = [
             (whose, sequence.state_pages[page], row, column) for whose, page, column in columns for row in range(size)
         ]
-        return sorted(int(self._pools[whose][page, row, column]) for whose, page, row, column in places[:keep])
+        found = [int(self._pools[whose][page, row, column]) for whose, page, row, column in places[:keep]]
+        behind = sequence.num_prompt_tokens % size if self._policy.keeping.keeps_by_content else 0
+        return sorted([*found, *range(sequence.num_computed - behind, sequence.num_computed)])
 
     def of(self, request_id: str, index: int) -> Kept:
         """The sets of one sequence."""

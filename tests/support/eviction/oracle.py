@@ -107,8 +107,18 @@ class _Sequence:
         raw = self._heads(source, f"{attention}.k", suffix, normed=True)
         keys = self._cached(self.rotate(raw, position), owner, of_value=False)
         values = self._cached(self._heads(source, f"{attention}.v", suffix, normed=False), owner, of_value=True)
+        predicted = self._predict(owner, source)
         for head, lane in enumerate(self.lanes[owner]):
-            lane.append(Entry(position, raw[head], keys[head], values[head]))
+            lane.append(Entry(position, raw[head], keys[head], values[head], predicted=predicted[head]))
+
+    def _predict(self, owner: int, source: Tensor) -> list[float]:
+        """What a scorer of KVzap says of a token, for each KV head, to 1/4096; 0 where there is none."""
+        name = f"kvzap.layers.{self.config.owners.index(owner)}"
+        if f"{name}.0.weight" in self.weights:
+            source, name = F.gelu(self._linear(source, f"{name}.0")), f"{name}.2"
+        if f"{name}.weight" not in self.weights:
+            return [0.0] * self.config.num_kv_heads
+        return ((self._linear(source, name) * 4096).round() / 4096).tolist()
 
     def _attend(self, q: Tensor, owner: int, position: int) -> Tensor:
         """Attention of ``[heads, head_dim]`` over the lanes of an owner; every entry remembers what it was given."""

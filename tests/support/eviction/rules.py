@@ -188,6 +188,15 @@ def kvzip(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     return Ranking([e.position < sinks for e in lanes[head]], [e.probed for e in lanes[head]])
 
 
+def kvzap(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """KVzap (arXiv 2601.07891, section 3.3): what the scorer predicts; the newest ``window`` are protected, and those
+    in a page that the prompt's last tokens did not fill, or the tokens that took these places since."""
+    newest = max(now.parameters.get("window", 128), now.num_prompt % now.page_size)
+    return Ranking(
+        [e.position >= now.computed - newest for e in lanes[head]], [e.predicted for e in lanes[head]], unit=1.0
+    )
+
+
 def probes(rule: str, prompt: list[int], parameters: Mapping[str, int]) -> list[list[int]]:
     """Return what is computed behind a prompt before it is evicted from, one after the other: requests to repeat a part
     and that part."""
@@ -217,6 +226,7 @@ RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
     "simlayer": streaming,
     "fastgen": fastgen,
     "kvzip": kvzip,
+    "kvzap": kvzap,
     "batchmax": batchmax,
     "keydiff": keydiff,
     "expected": expected,
@@ -242,6 +252,6 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "expected": parameters.get("window", 64),
         "squeeze": max(parameters.get("window", 32), parameters.get("similar", 32)),
         "keydiff+squeeze": parameters.get("similar", 32),
-        **dict.fromkeys(("streaming", "recent", "keydiff", "keydiff+adakv"), 0),
+        **dict.fromkeys(("kvzap", "streaming", "recent", "keydiff", "keydiff+adakv"), 0),
     }
     return last.get(rule, ALL)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import num_positions, open_draft, open_prediction, tokens_of_policy
+from kvforge.compiler.build import find_scorer, num_positions, open_draft, open_prediction, tokens_of_policy
 from kvforge.compiler.calibration import calibration_of
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
@@ -132,6 +132,7 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
     config = config or read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
     config, predictor = config.for_length(resolved.max_seq_len), None
+    scorer, config = find_scorer(options, resolved, config, source)
     if options.kv_prediction is not None:
         opened, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved, predictor = dataclasses.replace(resolved, prediction=prediction), (opened, prediction)
@@ -152,6 +153,7 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
             predictor=predictor,
             rounded=None if calibration is None else calibration.round(source, config, resolved),
             draft=draft,
+            scorer=scorer,
         )
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None

@@ -7,20 +7,21 @@ from kvforge.kv_policies.eviction.names import Tensor
 
 
 def divide_pages(
-    wanted: Sequence[int | Fraction], num_pages: int, page_size: int, min_pages: int, max_pages: int
+    wanted: Sequence[int | Fraction], num_pages: int, page_size: int, min_pages: int, max_pages: int | Sequence[int]
 ) -> list[int]:
-    """Return whole pages for each head or owner, ``num_pages`` in all and ``min_pages`` to ``max_pages`` each.
+    """Return whole pages for each head or owner, ``num_pages`` in all and ``min_pages`` to ``max_pages`` each, which
+    may be a number for all or one of each.
 
     ``wanted`` are tokens. A head gets the pages that it fills, then one more in the order of what remains (Hamilton's
     method), of equals the lower head first, until all are given away. ``num_pages`` is within what the bounds allow.
     """
-    pages = [min(max(int(tokens // page_size), min_pages), max_pages) for tokens in wanted]
+    most = [max_pages] * len(wanted) if isinstance(max_pages, int) else max_pages
+    pages = [min(max(int(tokens // page_size), min_pages), bound) for tokens, bound in zip(wanted, most, strict=True)]
     rest = [Fraction(tokens) - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
     left = num_pages - sum(pages)
     while left != 0:
         step = 1 if left > 0 else -1
-        bound = max_pages if left > 0 else min_pages
-        heads = [head for head, given in enumerate(pages) if given != bound]
+        heads = [head for head, given in enumerate(pages) if given != (most[head] if left > 0 else min_pages)]
         head = max(heads, key=lambda head: (step * rest[head], -head))
         pages[head] += step
         rest[head] -= step * page_size
