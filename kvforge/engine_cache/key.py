@@ -28,9 +28,10 @@ def engine_key(
     options: BuildOptions,
     predictor_sha256: str | None = None,
     calibration_sha256: str | None = None,
+    scorer_sha256: str | None = None,
 ) -> str:
-    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. The content of
-    a predictor and of a calibration text counts, as it may change where it lies. Raises BuildError for an unknown
+    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. Predictors,
+    calibration texts and scorers count by content, as it may change where they lie. Raises BuildError for an unknown
     target."""
     parts: dict[str, Any] = {
         "checkpoint": checkpoint_sha256,
@@ -43,6 +44,8 @@ def engine_key(
         parts["predictor"] = predictor_sha256
     if calibration_sha256 is not None:
         parts["calibration"] = calibration_sha256
+    if scorer_sha256 is not None:
+        parts["scorer"] = scorer_sha256
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
