@@ -23,12 +23,14 @@ MIN_UNITS, MAX_UNITS = 16, 2**16
 
 
 def config_fields(model: ModelConfig, units: int) -> dict[str, int | None]:
-    """Return what config.json says of the sizes of a scorer for ``model``."""
+    """Return what config.json says of a scorer for ``model``; ``cut`` is our own field, above which scorers read what
+    enters it, and is left out without one."""
     return {
         "input_dim": model.hidden_size,
         "output_dim": model.num_kv_heads,
         "hidden_dim": units or None,
         "n_modules": model.num_owners,
+        "cut": model.cut if model.is_swiftkv else None,
     }
 
 
@@ -76,5 +78,6 @@ def write_scorer(directory: Path, model: ModelConfig, units: int, weights: Mappi
     specs = [TensorSpec(name, tuple(tensor.shape), torch.float32) for name, tensor in weights.items()]
     write_safetensors(directory / WEIGHTS, specs, lambda spec: weights[spec.name].detach().cpu().contiguous())
     fields = {"architectures": ["KVzapModel"], "model_type": MODEL_TYPE, "dtype": "float32"}
-    text = json.dumps({**fields, **config_fields(model, units)}, indent=2)
+    sizes = {name: value for name, value in config_fields(model, units).items() if name != "cut" or value is not None}
+    text = json.dumps({**fields, **sizes}, indent=2)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvforge.checkpoint.model import open_model
 from kvforge.checkpoint.reader import open_directory
+from kvforge.checkpoint.scorer import FOLDER
 from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.common.checkpoint_files import gguf_name
 from kvforge.common.display import Display
@@ -23,6 +24,7 @@ from kvforge.compiler.progress import BuildProgress
 from kvforge.engine_cache.key import content_of, engine_key
 from kvforge.engine_cache.store import ENGINE, ENTRY, Entry, cache_folder, save_entry
 from kvforge.hub import find_checkpoint, parse_name
+from kvforge.kv_policies import Need, parse
 from kvforge.manifest import load_manifest
 from kvforge.version import __version__
 
@@ -69,6 +71,7 @@ def cached_engine(
             _content_of_predictor(options, folder),
             text_hash(options.calibration),
             _content_of_draft_head(options, folder),
+            _content_of_scorer(path, options, folder),
         )
         with locked(folder / f"{key}.lock", lambda: display.note(f"another process builds an engine of {source}")):
             if not _is_whole(folder / key, display):
@@ -95,6 +98,13 @@ def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:
 
 def _content_of_draft_head(options: BuildOptions, folder: Path) -> str | None:
     return None if options.draft_head is None else content_of(open_directory(Path(options.draft_head)), folder)
+
+
+def _content_of_scorer(checkpoint: Path, options: BuildOptions, folder: Path) -> str | None:
+    """That of the checkpoint's own scorer, where the KV policy has one."""
+    scorer = checkpoint / FOLDER
+    is_used = Need.TOKEN_SCORES in parse(options.kv_policy).needs and scorer.is_dir()
+    return content_of(open_directory(scorer), folder) if is_used else None
 
 
 def _is_whole(directory: Path, display: Display) -> bool:

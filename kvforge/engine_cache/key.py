@@ -29,10 +29,11 @@ def engine_key(
     predictor_sha256: str | None = None,
     calibration_sha256: str | None = None,
     draft_head_sha256: str | None = None,
+    scorer_sha256: str | None = None,
 ) -> str:
-    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. The content of
-    a predictor, a calibration text and a draft head counts, as it may change where it lies. Raises BuildError for an
-    unknown target."""
+    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. Predictors,
+    calibration texts, draft heads and scorers count by content, as it may change where they lie. Raises BuildError for
+    an unknown target."""
     parts: dict[str, Any] = {
         "checkpoint": checkpoint_sha256,
         "options": dataclasses.asdict(options),
@@ -46,6 +47,8 @@ def engine_key(
         parts["calibration"] = calibration_sha256
     if draft_head_sha256 is not None:
         parts["draft_head"] = draft_head_sha256
+    if scorer_sha256 is not None:
+        parts["scorer"] = scorer_sha256
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -105,8 +105,8 @@ def train_scorer(
     called with texts that are scored and that will be.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read or is quantized.
-        KvforgeError: kvzap does not go with the model, ``output`` may not be written, or ``work`` is another run's.
+        KvforgeError: the checkpoint cannot be read, is quantized or does not go with kvzap, ``output`` may not be
+            written, or ``work`` is another run's.
     """
     output, options = Path(output), options or ScorerOptions()
     check_output(output, [Path(checkpoint_path), options.calibration], overwrite)

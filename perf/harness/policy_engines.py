@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
-from kvforge.kv_policies import parse, policies
+from kvforge.kv_policies import Need, parse, policies
 from kvforge.kv_policies.eviction.policy import Eviction
 from kvforge.manifest import load_manifest, save_manifest
 from perf.harness.engines import cached_engine
@@ -19,7 +19,12 @@ from perf.harness.engines import cached_engine
 FULL = "full"
 LARGEST = 1024
 """The budget with which the engines of rules are built whose graphs do not know one."""
-NAMES = (*sorted(name for name, one in policies().items() if issubclass(one, Eviction)), "quest", "shadowkv")
+RULES = sorted(
+    name
+    for name, one in policies().items()
+    if issubclass(one, Eviction) and Need.TOKEN_SCORES not in one().needs  # a scorer is trained for a model
+)
+NAMES = (*RULES, "quest", "shadowkv")
 
 
 class Cell(NamedTuple):

@@ -19,23 +19,16 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.kv_policies import Need, policies
-from kvforge.kv_policies.eviction.policy import Eviction
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR
 from perf.harness.experiment import Experiment, Report, option, positive
 from perf.harness.plots import panels
-from perf.harness.policy_engines import Cell, Engines, cells_of
+from perf.harness.policy_engines import RULES, Cell, Engines, cells_of
 from perf.harness.tables import markdown_table
 from perf.quality.answers import Questions
 from perf.quality.scores import AGAINST_FULL, against_full, asking, bars, task_columns
 
 MODELS = {"no cut": TEACHER_DIR, "cut 4 of 8, 2-way": STUDENT_DIR}
 BUDGETS = (64, 128, 256, 512, 1024)
-RULES = sorted(
-    name
-    for name, policy in policies().items()
-    if issubclass(policy, Eviction) and Need.TOKEN_SCORES not in policy().needs
-)
-"""KVzap has a program of its own, ``perf.quality.learned_eviction``."""
 
 
 def engines_of(model: str, length: int, work: Path) -> Engines:

@@ -9,14 +9,19 @@ prompts. Writes OUTPUT.json and .md.
 """
 
 import argparse
+import random
+import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.prediction.scorer_training import ScorerOptions, train_scorer
+from kvforge.runtime import LLM, SamplingParams
 from perf.harness.engines import ROOT, cached_engine
 from perf.harness.experiment import Experiment, Report, option, positive
 from perf.harness.files import read_json
@@ -43,6 +48,20 @@ def ask(questions: Questions, engine: Path) -> dict[str, Any]:
     evicted = generator.llm.engine.stats().get("num_evicted_tokens", 0)
     kept = 1 - evicted / (count * questions.length)
     return {"texts": texts, "correct": correct_of(questions.examples, texts), "kept": kept}
+
+
+def seconds_of(engines: dict[str, Path], length: int, rounds: int = 15) -> dict[str, float]:
+    """Return the CPU seconds of a random prompt and two tokens, which every engine is asked for in turn: medians."""
+    running = {name: LLM(engine) for name, engine in engines.items()}
+    params, seen = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), defaultdict[str, list[float]](list)
+    for seed in range(rounds):
+        rng = random.Random(seed)
+        prompt = [rng.randrange(300, 1500) for _ in range(length)]
+        for name, llm in running.items():
+            begun = time.process_time()
+            llm.generate([prompt], params, use_tqdm=False)
+            seen[name].append(time.process_time() - begun)
+    return {name: median(found[1:]) for name, found in seen.items()}
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -76,7 +95,15 @@ def measure(args: argparse.Namespace) -> Report:
         for row in found
         if row["budget"] in BUDGETS and row["model"] in of_model
     ]
-    return {"prompt_tokens": args.length, "seed": args.seed, "units": args.units, "rows": rows}
+    slug = "no-cut"
+    zip_options = replace(options, kv_policy="kvzip:budget=512")
+    timed = {
+        "full": args.work / f"{slug}-full",
+        "kvzap": args.work / f"{slug}-kvzap-{args.units}",
+        "kvzip": cached_engine(args.work / f"{slug}-kvzip", MODELS["no cut"], zip_options),
+    }
+    found = {"prompt_tokens": args.length, "seed": args.seed, "units": args.units}
+    return found | {"seconds": seconds_of(timed, args.length), "rows": rows}
 
 
 EXPERIMENT = Experiment(
@@ -90,7 +117,7 @@ EXPERIMENT = Experiment(
     measure=measure, title="KVzap: quality over budget and threshold",
     notes="Prompts of {prompt_tokens} tokens, greedy, bf16; scorer with {units} hidden units (0: linear). Threshold in "
     "hundredths, negated; “kept”: the mean share of a prompt's tokens that a head keeps. Budgets without a threshold "
-    "are equal bytes for all rules.",
+    "are equal bytes for all rules. CPU seconds of a prompt and two tokens, without a cut, one thread: {seconds}.",
     columns=(
         ("model", "model"), ("rule", "rule"), ("budget", "budget"), ("threshold", "threshold"),
         ("kept", lambda row: "" if row["kept"] is None else f"{100 * row['kept']:.1f}%"), *AGAINST_FULL,
