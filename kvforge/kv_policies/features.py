@@ -47,6 +47,7 @@ class Kind(Enum):
     CACHE = "--kv-dtype"
     TARGET = "--target"
     MODEL = "the model"
+    CUT = "the cut"
     OTHER = "other"
 
 
@@ -101,6 +102,7 @@ SINGLE_INPUT_KV = Feature(
         Need.OWN_LAYERS: _no("upper layers make theirs of one input"),
     },
     remedy="take a checkpoint without a cut",
+    kind=Kind.CUT,
     is_there=lambda asked: asked.model.has_cut and not asked.model.is_blind,
 )
 BLIND_CUT = Feature(
@@ -111,6 +113,7 @@ BLIND_CUT = Feature(
         for need in (Need.OWN_CACHE, Need.WHOLE_PREFILL, Need.TOKEN_GROUPS, Need.OWN_LAYERS)
     },
     remedy="take a checkpoint with another cut",
+    kind=Kind.CUT,
     is_there=lambda asked: asked.model.is_blind,
 )
 ACROSS_KV = Feature(
@@ -225,7 +228,10 @@ FLOAT32 = Feature(
 SLIDING_WINDOW = _of_model(
     "sliding windows",
     lambda asked: any(asked.model.layer_windows),
-    limits={Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens")},
+    limits={
+        Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens"),
+        Need.UPPER_PAGES: _if("in layers below the cut"),
+    },
     remedy="leave --kv-policy out for this model",
 )
 EXPERTS = _of_model("a mixture of experts", lambda asked: asked.model.experts is not None, needs=_ON_CPU)
@@ -262,6 +268,7 @@ LATENT = _of_model(
             Need.TOKEN_GROUPS,
             Need.OWN_CACHE,
             Need.OWN_LAYERS,
+            Need.UPPER_PAGES,
         )
     },
 )
@@ -273,7 +280,7 @@ UNEVEN_HEADS = _of_model(
 LAYER_INPUTS = _of_model(
     "inputs of each layer",
     lambda asked: bool(asked.model.per_layer_input),
-    limits={Need.OWN_LAYERS: _no("layers have inputs besides the one below")},
+    limits={need: _no("layers have inputs besides the one below") for need in (Need.OWN_LAYERS, Need.UPPER_PAGES)},
 )
 _CPU_ALONE = _no("only target cpu has the kernels or graphs for it", "build with --target cpu")
 _ONE_FORMAT = _no("the kernels read both in one", "build with --target cpu")

@@ -63,8 +63,8 @@ def write_engine(
     checkpoint = open_checkpoint(checkpoint_path)
     model = None if family_of(checkpoint.hf_config) is None else open_model(checkpoint_path)
     config = None if model is None else read_model_config(model)
-    if config is not None and config.is_blind:
-        raise BuildError("Target vllm does not run blind cuts; build with --target cpu.")
+    if config is not None:
+        check_cut_kind(config)
     has_cut = config is not None and config.is_swiftkv
     if config is not None and has_cut:
         try:
@@ -104,6 +104,12 @@ def write_engine(
         manifest = _manifest(checkpoint, manifest_fields(hosted, resolved), interpreter, staging)
         save_manifest(manifest, staging)
     return manifest
+
+
+def check_cut_kind(config: ModelConfig) -> None:
+    """Raise BuildError for a blind cut."""
+    if config.is_blind:
+        raise BuildError("Target vllm does not run blind cuts; build with --target cpu.")
 
 
 def check_own_options(options: BuildOptions) -> None:
