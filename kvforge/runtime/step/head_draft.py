@@ -23,7 +23,7 @@ from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 from kvforge.runtime.step.survivors import gather, starts
 
-MAX_WAITING = 16
+MAX_WAITING = 64
 """Entries of a sequence that wait to be written together, where nothing is drafted meanwhile."""
 
 
