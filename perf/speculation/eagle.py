@@ -4,7 +4,7 @@
     kvforge distill model_defs/assets/tiny-swiftkv HEAD --draft-head --data DATA.jsonl --length 256 --batch-size 8 \\
         --micro-batch 8 --max-steps 400 --lr 2e-3 --temperature 1 --dtype float32 --device cpu
     kvforge build model_defs/assets/tiny-swiftkv -o ENGINE --draft-head HEAD --max-draft-len 8
-    python -m perf.speculation.eagle ENGINE [--in-flight 1 4] [--output perf/results/NAME]
+    python -m perf.speculation.eagle ENGINE [--always] [--in-flight 1 4] [--output perf/results/NAME]
 
 Requests are ``perf.speculation.early_exit``'s: tasks, which the engine answers and goes on after, and documents, which
 it continues. Columns are those of ``perf.speculation.suffix``; microseconds are of drafters that run before a step is
@@ -19,7 +19,7 @@ from kvforge import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_example
-from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
+from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place
 from perf.speculation.early_exit import prompts_of
 from perf.speculation.suffix import CLOCKS, Requests, looked_up, report_of
 from perf.training.samples import LENGTH, TASKS
@@ -65,6 +65,7 @@ EXPERIMENT = Experiment(
         numbers("--in-flight", [1, 4], "(default 1 4)"),
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
         number("--num-speculative-tokens", 4, "(default %(default)s)"),
+        flag("--always", "draft --num-speculative-tokens in every step, whether it pays or not"),
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"),
         output("OUTPUT.json and .md"),
     ),

@@ -1,6 +1,7 @@
 """Drafts of one length in every step, whatever pays."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kvforge.runtime.speculation.draft_length import DraftLength
@@ -13,6 +14,8 @@ class FixedLength(DraftLength):
         """Return True."""
         return True
 
-    def choose(self, num_sequences: int, available: Mapping[Any, int]) -> dict[Any, int]:
+    def choose(
+        self, num_sequences: int, available: Mapping[Any, int], chances: Mapping[Any, Any] = MappingProxyType({})
+    ) -> dict[Any, int]:
         """Return ``available``."""
         return dict(available)

@@ -30,6 +30,7 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from perf.harness.engines import tokenizer_of
 from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place, seed
 from perf.speculation.agents import records, tool_calls
+from perf.speculation.fixed_length import FixedLength
 
 TURN = 64
 Clock = Callable[[], float]
@@ -105,6 +106,8 @@ def measure(
     streams: dict[str, Stream] = {}
     for name, config in {"plain": None, **configs}.items():
         engine = LLMEngine(session=session, kv_cache_gib=0.6, speculative=config)
+        if config is not None and getattr(args, "always", False):
+            engine.drafting._lengths = FixedLength(config.num_speculative_tokens)  # type: ignore[union-attr]
         streams[name] = Stream(engine, requests, in_flight, CLOCKS[args.clock])
     order, wanted, going = list(streams), 0, True
     while going:

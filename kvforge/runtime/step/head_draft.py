@@ -23,7 +23,7 @@ from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 from kvforge.runtime.step.survivors import gather, starts
 
-MAX_WAITING = 16
+MAX_WAITING = 64
 """Entries of a sequence that wait to be written together, where nothing is drafted meanwhile."""
 
 
@@ -35,21 +35,25 @@ class _Waiting:
     base: int
     """The position of the entry that is the first in the pages."""
     first: int
+    end: int
+    """The position behind them."""
     states: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """The position behind them."""
-        return self.first + sum(len(part) for part in self.states)
 
     def keep(self, end: int) -> None:
         """Forget the states from position ``end`` on."""
+        if end >= self.end:
+            return
         kept, count = list[torch.Tensor](), end - self.first
         for part in self.states:
             if count > 0:
                 kept.append(part[:count])
             count -= len(part)
-        self.states = kept
+        self.states, self.end = kept, max(end, self.first)
+
+    def add(self, states: torch.Tensor) -> None:
+        """Note what follows."""
+        self.states.append(states)
+        self.end += len(states)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,6 @@ class HeadDraft:
         self.width, self._of_all = head.width, head.reads_below(model)
         self._pool = session.allocate_draft_pool(config.num_pages)
         self._waiting: dict[Sequence, _Waiting] = {}
-        self.num_passes = 0
 
     @property
     def reads_above(self) -> bool:
@@ -110,23 +113,24 @@ class HeadDraft:
         Args:
             states: [T, H] of all packed tokens, or [R, H] of the survivors where the head ``reads_above``.
         """
-        self._waiting = {s: each for s, each in self._waiting.items() if s.status is Status.RUNNING}
-        counts = np.diff((batch.lower.query_start if self._of_all else batch.survivor_start).numpy())
-        ends = np.cumsum(counts)
+        sequences = plan.sequences
+        if len(self._waiting) > len(sequences):
+            self._waiting = {s: each for s, each in self._waiting.items() if s.status is Status.RUNNING}
+        starts_of_all = batch.lower.query_start.tolist()
+        begins = starts_of_all if self._of_all else batch.survivor_start.tolist()
         states = states.clone()  # sessions may leave every result in the same place
         due = list[_Entries]()
-        lengths = np.diff(batch.lower.query_start.numpy())
-        for row, sequence in enumerate(plan.sequences):
-            computed, count = sequence.num_computed, int(counts[row])
-            start = computed + int(lengths[row]) - count
+        for row, sequence in enumerate(sequences):
+            computed, count = sequence.num_computed, begins[row + 1] - begins[row]
+            start = computed + starts_of_all[row + 1] - starts_of_all[row] - count
             waiting = self._waiting.get(sequence)
             if waiting is not None:
                 waiting.keep(computed)
             if waiting is None or waiting.end != start or waiting.first > computed:
-                waiting = self._waiting[sequence] = _Waiting(0 if self._of_all else start, start)
+                waiting = self._waiting[sequence] = _Waiting(0 if self._of_all else start, start, start)
             if not count:
                 continue
-            waiting.states.append(states[ends[row] - count : ends[row]])
+            waiting.add(states[begins[row] : begins[row + 1]])
             known = sequence.length - 1 - waiting.first
             if count > 1 + len(plan.drafts.get(sequence, ())) or known > MAX_WAITING:
                 found = self._take(sequence, min(start + count, sequence.length - 1), False)
@@ -142,7 +146,8 @@ class HeadDraft:
             return None
         states = torch.cat(waiting.states) if len(waiting.states) > 1 else waiting.states[0]
         positions = np.arange(waiting.first, waiting.first + count, dtype=np.int32)
-        waiting.first, waiting.states = waiting.first + count, [states[count:]] if len(states) > count else []
+        waiting.first += count
+        waiting.states = [states[count:]] if len(states) > count else []
         return _Entries(sequence, waiting.base, positions, sequence.tokens[positions + 1], states[:count], is_wanted)
 
     def _run(self, passes: list[_Entries], slots: SlotTable) -> tuple[list[int], torch.Tensor]:
@@ -166,7 +171,6 @@ class HeadDraft:
         if not wanted.any():
             wanted[-1] = 1
         ends = np.cumsum([len(entries.positions) for entries in passes])
-        self.num_passes += 1
         tokens, hidden = self._session.draft(
             DraftStep(
                 _int32(np.concatenate([entries.tokens for entries in passes])),

@@ -1,6 +1,7 @@
 """Drafts by an EAGLE-3 head: those of the published head, and the tokens of plain decoding whatever they are."""
 
 import dataclasses
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ from kvforge.compiler.options import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.step import runner
+from kvforge.runtime.step import head_draft, runner
 from kvforge.runtime.step.head_draft import HeadDraft
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.draft_heads import ReferenceHead, make_head, noted_drafts, streams
@@ -83,6 +84,23 @@ def test_drafts_are_the_published_head_s(tmp_path, cut, layers, fields):
         is_above = cut is not None and max(layers) > cut
         first = max(len(p) for p in prompts if tuple(tokens[: len(p)]) == p) - 1 if is_above else 0
         assert drafts == reference.draft(tokens, streams(target, tokens[:-1], layers), len(drafts), first)
+
+
+@pytest.mark.parametrize("cut", [None, 3, 2])
+def test_entries_wait_where_nothing_is_drafted(tmp_path, monkeypatch, cut):
+    """They are written together, four or more at a time or with the next draft."""
+    calls = itertools.count()
+    monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: next(calls) % 9 == 8)
+    monkeypatch.setattr(head_draft, "MAX_WAITING", 3)
+    target = make_checkpoint(tmp_path / "target", cut=cut)
+    head = make_head(tmp_path / "head", target, **HEAD)
+    texts, seen, _ = decode(session_of(target, head), PROMPTS[1:], 4)
+    assert texts == decode(session_of(target, None), PROMPTS[1:], 0)[0]
+    reference, ends = ReferenceHead(head, target), {prompt[0]: len(prompt) for prompt in PROMPTS[1:]}
+    assert len(seen) >= 4
+    for tokens, drafts in seen:
+        first = ends[tokens[0]] - 1 if cut == 2 else 0
+        assert drafts == reference.draft(tokens, streams(target, tokens[:-1], (1, 2, 3)), len(drafts), first)
 
 
 def test_a_model_with_another_unit_of_the_stream(tmp_path):
