@@ -4,8 +4,7 @@
         [--threshold 400]
 
 Trains a scorer of each model on generated text, builds one engine of each, and asks its copies, which differ in budget
-and threshold. Rows of other rules at equal budgets are those of perf/results/eviction-quality.json, of the same
-prompts. Writes OUTPUT.json and .md.
+and threshold. Other rules at equal budgets: perf.quality.eviction. Writes OUTPUT.json and .md.
 """
 
 import argparse
@@ -22,16 +21,14 @@ from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.prediction.scorer_training import ScorerOptions, train_scorer
 from kvforge.runtime import LLM, SamplingParams
-from perf.harness.engines import ROOT, cached_engine
+from perf.harness.engines import cached_engine
 from perf.harness.experiment import Experiment, Report, option, positive
-from perf.harness.files import read_json
 from perf.harness.policy_engines import with_parameters
 from perf.quality.answers import Questions
 from perf.quality.eviction import MODELS
 from perf.quality.scores import AGAINST_FULL, against_full, asking, correct_of
 
 LARGEST, BUDGETS, THRESHOLDS = 2048, (256, 512), (400, 500, 600)
-OTHERS = ("kvzip", "snapkv", "expected")
 
 
 def policy_of(budget: int, threshold: int) -> str:
@@ -88,13 +85,6 @@ def measure(args: argparse.Namespace) -> Report:
     rows = against_full(results, ("threshold", "budget"))
     for row, result in zip(rows, results, strict=True):
         row |= {"rule": "full" if row["budget"] is None else "kvzap", "kept": result["kept"]}
-    found = [row for row in read_json(ROOT / "perf/results/eviction-quality.json")["rows"] if row["rule"] in OTHERS]
-    of_model = {row["model"] for row in rows}
-    rows += [
-        row | {"threshold": None, "kept": None}
-        for row in found
-        if row["budget"] in BUDGETS and row["model"] in of_model
-    ]
     slug = "no-cut"
     zip_options = replace(options, kv_policy="kvzip:budget=512")
     timed = {
@@ -116,8 +106,8 @@ EXPERIMENT = Experiment(
     ),
     measure=measure, title="KVzap: quality over budget and threshold",
     notes="Prompts of {prompt_tokens} tokens, greedy, bf16; scorer with {units} hidden units (0: linear). Threshold in "
-    "hundredths, negated; “kept”: the mean share of a prompt's tokens that a head keeps. Budgets without a threshold "
-    "are equal bytes for all rules. CPU seconds of a prompt and two tokens, without a cut, one thread: {seconds}.",
+    "hundredths, negated; “kept”: the mean share of a prompt's tokens that a head keeps. CPU "
+    "seconds of a prompt and two tokens, without a cut, one thread: {seconds}.",
     columns=(
         ("model", "model"), ("rule", "rule"), ("budget", "budget"), ("threshold", "threshold"),
         ("kept", lambda row: "" if row["kept"] is None else f"{100 * row['kept']:.1f}%"), *AGAINST_FULL,
