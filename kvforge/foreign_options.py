@@ -8,6 +8,7 @@ ALIASES = {
     "--max-seq-len": ("--max-model-len", "--ctx-size", "-c"),
     "--max-num-tokens": ("--max-num-batched-tokens",),
     "--max-num-seqs": ("--max-batch-size", "--parallel", "-np"),
+    "--prefix-host-gib": ("--kv-offloading-size",),
     "--page-size": ("--block-size", "--tokens-per-block"),
     # formats and ranks
     "--kv-dtype": ("--kv-cache-dtype",),
@@ -57,6 +58,8 @@ NEAREST = {
     "free-gpu-memory-fraction": "--kv-cache-gib",
     "slot-save-path": "--prefix-dir",
     "prompt-cache": "--prefix-dir",
+    "cache-ram": "--prefix-host-gib",
+    "host-cache-size": "--prefix-host-gib",
     "kv-cache-free-gpu-memory-fraction": "--kv-cache-gib",
     # formats
     "cache-type-k": "--kv-dtype",

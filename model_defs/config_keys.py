@@ -30,6 +30,7 @@ MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 _TRAINING, _HEADS = "for training only", "for classification heads"
 _OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
 _LOADING = "where the file came from, or who wrote it"
+_MAMBA = "read with layers of Mamba-2, which are refused"
 _EXPERTS = "read with a mixture of experts; where enable_moe_block says whether there is one, that is fixed"
 IGNORED: Mapping[str, str] = {
     "attention_dropout": _TRAINING,
@@ -59,11 +60,14 @@ IGNORED: Mapping[str, str] = {
     "dtype": "the tensors say in what they are stored; --dtype says in what they are computed",
     "torch_dtype": "as dtype",
     "use_cache": "an engine always has a cache",
-    **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), _EXPERTS),
+    **dict.fromkeys(("num_experts", "num_experts_per_tok", "top_k_experts", "moe_intermediate_size"), _EXPERTS),
+    **dict.fromkeys((f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand",
+                     "chunk_size", "conv_bias", "proj_bias")), _MAMBA),
+    "time_step_limit": _MAMBA,
     "num_global_key_value_heads": "read with attention_k_eq_v, which is fixed",
     **dict.fromkeys(MTP_LAYERS, "layers that predict more than one token are left out, and a note says so"),
     "pad_token_id": "sequences are packed and never padded",
-}
+}  # fmt: skip
 """Why each of these keys changes nothing."""
 
 

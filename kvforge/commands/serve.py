@@ -15,7 +15,7 @@ from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
 from kvforge.gateway.options import GatewayOptions, add_option
 from kvforge.manifest import load_manifest
-from kvforge.runtime.prefixes.options import add_prefix_options, check_prefix_options
+from kvforge.runtime.prefixes.options import PrefixOptions, add_prefix_options
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.server.options import RestartPolicy, ServerOptions
@@ -31,8 +31,8 @@ MINIMUM = {
 }
 OF_SERVER = (
     "http_port", "grpc_port", "metrics_port", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib",
-    "prefix_dir", "prefix_gib", "wrap_token_ids", "stream_interval", "max_queue_size", "max_request_bytes",
-    "control_apis", "log_format", "log_file",
+    "prefix_dir", "prefix_gib", "prefix_host_gib", "wrap_token_ids", "stream_interval", "max_queue_size",
+    "max_request_bytes", "control_apis", "log_format", "log_file",
 )  # fmt: skip
 """Fields of ServerOptions that are options of the same name."""
 
@@ -147,7 +147,9 @@ def run(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in OF_SERVER},
         **speculation,
     )
-    check_prefix_options(manifest, options.prefix_dir, options.prefix_gib, options.enable_prefix_cache)
+    PrefixOptions(options.prefix_dir, options.prefix_gib, options.prefix_host_gib).check(
+        manifest, options.enable_prefix_cache
+    )
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)

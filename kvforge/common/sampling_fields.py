@@ -26,7 +26,8 @@ class SamplingField:
         open_low: ``low`` itself is out of range.
         tensor: the input of `tensorrt_llm`, where it has another name.
         is_default: a model's generation_config.json, and the options of a server, may say it for requests that do not.
-        is_tensor_alone: it is a field of Triton's inputs and of Python, and no HTTP API or vLLM has it.
+        is_in_apis: the HTTP APIs and the commands have it; Triton's inputs and Python have all.
+        is_in_vllm: vLLM has it, by the same name; target vllm refuses the others where they ask for something.
     """
 
     name: str
@@ -38,7 +39,8 @@ class SamplingField:
     open_low: bool = False
     tensor: str = ""
     is_default: bool = False
-    is_tensor_alone: bool = False
+    is_in_apis: bool = True
+    is_in_vllm: bool = True
 
     @property
     def is_whole(self) -> bool:
@@ -75,16 +77,16 @@ SAMPLING_FIELDS: Mapping[str, SamplingField] = {
                       "subtracted from a token's logit for each time that it was generated"),
         SamplingField("min_tokens", 0, 0, LARGEST_INT32, "tokens before which nothing ends the answer", "N"),
         SamplingField("top_p_decay", 1.0, 0.0, 1.0, "what top_p is multiplied by after each token", open_low=True,
-                      tensor="runtime_top_p_decay", is_tensor_alone=True),
+                      tensor="runtime_top_p_decay", is_in_apis=False, is_in_vllm=False),
         SamplingField("top_p_min", MIN_TOP_P, 0.0, 1.0, "where the decay of top_p ends", open_low=True,
-                      tensor="runtime_top_p_min", is_tensor_alone=True),
+                      tensor="runtime_top_p_min", is_in_apis=False, is_in_vllm=False),
         SamplingField("top_p_reset_id", -1, -1, LARGEST_INT32, "the token after which top_p is its first value again",
-                      tensor="runtime_top_p_reset_ids", is_tensor_alone=True),
+                      tensor="runtime_top_p_reset_ids", is_in_apis=False, is_in_vllm=False),
     )
 }  # fmt: skip
 """By name."""
-API_SAMPLING = tuple(name for name, field in SAMPLING_FIELDS.items() if not field.is_tensor_alone)
-"""Those of the HTTP APIs, vLLM and the commands."""
+API_SAMPLING = tuple(name for name, field in SAMPLING_FIELDS.items() if field.is_in_apis)
+"""Those of the HTTP APIs and the commands."""
 DEFAULT_FIELDS = tuple(name for name, field in SAMPLING_FIELDS.items() if field.is_default)
 """Those of generation_config.json. vLLM reads the same, and no `do_sample`."""
 AUTO, NONE = GENERATION_CONFIGS = ("auto", "none")

@@ -21,7 +21,8 @@ def engine_key(manifest: Manifest) -> bytes:
     data = {name: value for name, value in manifest.to_json().items() if name not in WITHOUT_EFFECT}
     data["model"] = {name: value for name, value in data["model"].items() if name not in MODEL_WITHOUT_EFFECT}
     data["files"] = manifest.files.get(WEIGHTS_FILE)
-    data["kernels"] = os.environ.get("KVFORGE_CPU_ISA") or best_isa()
+    if manifest.target == "cpu":  # those of a GPU are in the manifest
+        data["kernels"] = os.environ.get("KVFORGE_CPU_ISA") or best_isa()
     return hashlib.sha256(FORMAT + json.dumps(data, sort_keys=True).encode()).digest()[:16]
 
 

@@ -20,6 +20,7 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.prefixes.open_tier import open_tier
+from kvforge.runtime.prefixes.options import PrefixOptions
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
@@ -63,6 +64,7 @@ class LLMEngine:
         exact_tokens: of an engine with a predictor, what of prompts the model computes itself.
         prefix_dir: a folder for the prefix cache's pages, also those of other engines and servers, of ``prefix_gib``
             GiB (default 16) at most; see docs/prefixes.md.
+        prefix_host_gib: main memory for pages that a GPU's memory has no room for.
 
     Raises:
         EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot speculate so.
@@ -88,6 +90,7 @@ class LLMEngine:
         exact_tokens: ExactTokens | None = None,
         prefix_dir: str | Path | None = None,
         prefix_gib: float | None = None,
+        prefix_host_gib: float | None = None,
     ) -> None:
         if session is None:
             if engine_dir is None:
@@ -121,7 +124,8 @@ class LLMEngine:
             sizes = cache_stats(session.manifest, self.scheduler)
             size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
-        self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, prefix_dir, prefix_gib)
+        kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib)
+        self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, kept)
         self._num_waits = 0
         self._close = None if self.prefixes is None else weakref.finalize(self, self.prefixes.close)
         self.requests: dict[str, Request] = {}

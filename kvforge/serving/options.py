@@ -34,6 +34,7 @@ class EngineOptions:
     enable_prefix_cache: bool = True
     prefix_dir: Path | None = None
     prefix_gib: float | None = None
+    prefix_host_gib: float | None = None
     speculative: SpeculativeConfig | None = None
     early_exit_threshold: float | None = None
     early_exit_prompts: bool = False

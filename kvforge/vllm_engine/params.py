@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.common.sampling_fields import API_SAMPLING, SAMPLING_FIELDS
+from kvforge.common.sampling_fields import SAMPLING_FIELDS
 from kvforge.runtime.guides.grammar import grammar_of
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding, guide_error
 from kvforge.runtime.requests.params import MIN_TEMPERATURE, SamplingParams
@@ -37,7 +37,7 @@ def check_honoured(params: SamplingParams) -> None:
             f"is not offered by {_TARGET}, whose prefix cache keeps what was used last", field="retention"
         )
     for name, number in SAMPLING_FIELDS.items():
-        if number.is_tensor_alone and getattr(params, name) != number.neutral:
+        if not number.is_in_vllm and getattr(params, name) != number.neutral:
             raise RequestError(f"is not offered by {_TARGET}", "leave it out", field=name)
     if params.guided_decoding is not None and params.logprobs is not None:
         raise RequestError(
@@ -66,7 +66,7 @@ def vllm_fields(
     ``_bad_words_token_ids`` are what vLLM makes of strings.
     """
     fields: dict[str, Any] = {
-        **{name: getattr(params, name) for name in API_SAMPLING},
+        **{name: getattr(params, name) for name, number in SAMPLING_FIELDS.items() if number.is_in_vllm},
         "temperature": 0.0 if params.temperature < MIN_TEMPERATURE else params.temperature,
         "top_k": max(params.top_k, 0),
         "max_tokens": max_tokens,

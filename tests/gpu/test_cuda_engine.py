@@ -71,6 +71,24 @@ def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.
         assert run_plan(LLMEngine(session=cuda, **plan.limits), plan) == expected, seed
 
 
+def test_prompts_come_back_from_main_memory_and_files(engines: EngineShelf, gpu: torch.device, tmp_path: Path) -> None:
+    """Twice on one engine whose pool forgets everything in between; the tokens are those without a tier."""
+    cuda, num_read = session_on(engines, FP32, "cuda"), 0
+    for seed in range(6):
+        plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
+        expected = run_plan(LLMEngine(session=cuda, **plan.limits), plan)
+        below = {"prefix_dir": tmp_path / str(seed)} if seed % 2 else {}
+        engine = LLMEngine(session=cuda, **plan.limits, prefix_host_gib=0.01, **below)
+        assert run_plan(engine, plan) == expected, seed
+        pool = engine.scheduler.pool
+        for page in [pool.allocate() for _ in range(pool.num_available)]:
+            pool.release(page, keep=False)
+        assert run_plan(engine, plan) == expected, seed
+        num_read += engine.stats()["num_stored_reused_tokens"]
+        engine.close()
+    assert num_read > 0
+
+
 def test_captured_decode_equals_direct_decode(engines: EngineShelf, gpu: torch.device) -> None:
     captured = session_on(engines, FP32, "cuda")
     assert isinstance(captured, CudaSession)

@@ -1,39 +1,58 @@
-"""What --prefix-dir and --prefix-gib make of an engine, or why not."""
+"""What --prefix-dir, --prefix-gib and --prefix-host-gib make of an engine, or why not."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.prefix_store.folder import EngineFolder
 from kvforge.prefix_store.identity import describe, engine_key
 from kvforge.prefix_store.page_file import HEADER
-from kvforge.runtime.prefixes.options import DEFAULT_GIB, check_prefix_options
+from kvforge.prefix_store.page_store import PageStore, StackedStores
+from kvforge.runtime.prefixes.device_page_memory import DevicePageMemory
+from kvforge.runtime.prefixes.host_pages import HostPages
+from kvforge.runtime.prefixes.options import DEFAULT_GIB, PrefixOptions
 from kvforge.runtime.prefixes.page_memory import PageMemory
-from kvforge.runtime.prefixes.tier import DiskTier
+from kvforge.runtime.prefixes.tier import PrefixTier
 from kvforge.runtime.scheduling.scheduler import Scheduler
 from kvforge.runtime.sessions.pools import Pools
 
 
-def open_tier(
-    scheduler: Scheduler, manifest: Manifest, pools: Pools, prefix_dir: str | Path | None, prefix_gib: float | None
-) -> DiskTier | None:
-    """Give a scheduler a disk tier below its prefix cache, where one is asked for; it is the caller's to close.
+def open_tier(scheduler: Scheduler, manifest: Manifest, pools: Pools, options: PrefixOptions) -> PrefixTier | None:
+    """Give a scheduler a tier below its prefix cache, where one is asked for; it is the caller's to close.
 
     Raises:
-        EngineError: the engine's prefixes cannot be kept so, or the folder cannot be used.
+        EngineError: the engine's prefixes cannot be kept so, the folder cannot be used, or memory is too small.
     """
-    check_prefix_options(manifest, prefix_dir, prefix_gib, scheduler.config.enable_prefix_cache)
-    if prefix_dir is None:
+    options.check(manifest, scheduler.config.enable_prefix_cache)
+    if not options.is_given:
         return None
-    memory = PageMemory(manifest, pools)
-    limit, page = int(min((prefix_gib or DEFAULT_GIB) * 2**30, 2.0**62)), HEADER.size + memory.page_bytes
-    if limit < page:
-        raise EngineError(
-            f"prefix_gib is {prefix_gib}, less than one page of {page} bytes; give {math.ceil(page / 2**20)} MiB."
-        )
-    about = {**describe(manifest), "page_bytes": page}
-    folder = EngineFolder(Path(prefix_dir).absolute(), engine_key(manifest), about, limit)
-    tier = DiskTier(folder, memory, scheduler.prefix_cache, scheduler.config.num_pages)
+    on_cpu = manifest.target == "cpu"
+    memory = PageMemory(manifest, pools) if on_cpu else DevicePageMemory(manifest, pools)
+    stores: list[PageStore] = []
+    if options.prefix_host_gib is not None:
+        limit = _limit("prefix_host_gib", options.prefix_host_gib, memory.page_bytes)
+        try:
+            stores.append(HostPages(memory.page_bytes, limit))
+        except MemoryError:
+            raise EngineError(
+                f"prefix_host_gib is {options.prefix_host_gib}, and main memory has not so much; give less."
+            ) from None
+    if options.prefix_dir is not None:
+        page = HEADER.size + memory.page_bytes
+        limit = _limit("prefix_gib", options.prefix_gib or DEFAULT_GIB, page)
+        about: dict[str, Any] = {**describe(manifest), "page_bytes": page}
+        stores.append(EngineFolder(Path(options.prefix_dir).absolute(), engine_key(manifest), about, limit))
+    store = stores[0] if len(stores) == 1 else StackedStores(stores)
+    tier = PrefixTier(store, memory, scheduler.prefix_cache, scheduler.config.num_pages)
     scheduler.fetches.source = tier
     return tier
+
+
+def _limit(name: str, gib: float, page_bytes: int) -> int:
+    limit = int(min(gib * 2**30, 2.0**62))
+    if limit < page_bytes:
+        needed = math.ceil(page_bytes / 2**20)
+        raise EngineError(f"{name} is {gib}, less than one page of {page_bytes} bytes; give {needed} MiB.")
+    return limit

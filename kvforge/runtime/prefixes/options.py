@@ -1,7 +1,8 @@
-"""--prefix-dir and --prefix-gib on a command line, and which engines they are for."""
+"""--prefix-dir, --prefix-gib and --prefix-host-gib on a command line, and which engines they are for."""
 
 import argparse
 import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 
 DEFAULT_GIB = 16.0
-NAMES = ("prefix_dir", "prefix_gib")
 
 
 def add_prefix_options(parser: argparse._ActionsContainer) -> None:
@@ -23,37 +23,61 @@ def add_prefix_options(parser: argparse._ActionsContainer) -> None:
         "--prefix-gib", type=float, metavar="GIB",
         help=f"bytes of all files in --prefix-dir at most (default: {DEFAULT_GIB:g})",
     )  # fmt: skip
+    parser.add_argument(
+        "--prefix-host-gib", type=float, metavar="GIB",
+        help="main memory that keeps prompts of which a GPU's memory lacks room (default: none)",
+    )  # fmt: skip
 
 
 def prefix_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return those that are given, as ``LLMEngine`` takes them."""
-    return {name: value for name in NAMES if (value := getattr(args, name)) is not None}
+    return {item.name: value for item in fields(PrefixOptions) if (value := getattr(args, item.name)) is not None}
 
 
-def check_prefix_options(
-    manifest: Manifest, prefix_dir: str | Path | None, prefix_gib: float | None, enable_prefix_cache: bool = True
-) -> None:
-    """Raise EngineError where an engine cannot keep its prefixes as is asked."""
-    if prefix_gib is not None and prefix_dir is None:
-        raise EngineError("prefix_gib is the limit of prefix_dir; give --prefix-dir too, or leave --prefix-gib out.")
-    if prefix_gib is not None and not 0 < prefix_gib < math.inf:
-        raise EngineError(f"prefix_gib is {prefix_gib}; give a finite size above 0.")
-    if prefix_dir is None:
-        return
-    if manifest.target != "cpu":
-        raise EngineError(
-            f"prefix_dir is for engines of target cpu, and this one is of target {manifest.target}; leave out "
-            "--prefix-dir, or build the engine for --target cpu."
-        )
-    if manifest.model.is_blind:
-        raise EngineError(
-            "prefix_dir keeps pages of all owners, and above a blind cut these have pages of their own; leave out "
-            "--prefix-dir."
-        )
-    if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
-        reason = (
-            "its prompts are predicted" if manifest.predicts
-            else "--no-prefix-cache is given" if not enable_prefix_cache
-            else f"its KV policy {manifest.policy} does not allow it"
-        )  # fmt: skip
-        raise EngineError(f"prefix_dir keeps prefixes that are reused, and this engine reuses none: {reason}.")
+@dataclass(frozen=True)
+class PrefixOptions:
+    """Where prefixes are kept that the pool lacks: a folder of at most ``prefix_gib`` GiB (default 16), and
+    ``prefix_host_gib`` GiB of main memory below a pool that lies on a GPU."""
+
+    prefix_dir: str | Path | None = None
+    prefix_gib: float | None = None
+    prefix_host_gib: float | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """There is a tier below the pool."""
+        return self.prefix_dir is not None or self.prefix_host_gib is not None
+
+    def check(self, manifest: Manifest, enable_prefix_cache: bool = True) -> None:
+        """Raise EngineError where an engine cannot keep its prefixes as is asked."""
+        if self.prefix_gib is not None and self.prefix_dir is None:
+            raise EngineError(
+                "prefix_gib is the limit of prefix_dir; give --prefix-dir too, or leave --prefix-gib out."
+            )
+        for name in ("prefix_gib", "prefix_host_gib"):
+            if (gib := getattr(self, name)) is not None and not 0 < gib < math.inf:
+                raise EngineError(f"{name} is {gib}; give a finite size above 0.")
+        if not self.is_given:
+            return
+        name = "prefix_dir" if self.prefix_dir is not None else "prefix_host_gib"
+        if manifest.target == "vllm":
+            raise EngineError(
+                f"{name} is for kvforge's own engines, and this one is of target vllm; leave it out, or give vLLM its "
+                "own by --engine-args of kvforge build."
+            )
+        if manifest.target == "cpu" and self.prefix_host_gib is not None:
+            raise EngineError(
+                "prefix_host_gib is main memory below the memory of a GPU, and this engine's cache is in main memory; "
+                "give --kv-cache-gib more."
+            )
+        if manifest.model.is_blind:
+            raise EngineError(
+                f"{name} keeps pages of all owners, and above a blind cut these have pages of their own; leave it out."
+            )
+        if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
+            reason = (
+                "its prompts are predicted" if manifest.predicts
+                else "--no-prefix-cache is given" if not enable_prefix_cache
+                else f"its KV policy {manifest.policy} does not allow it"
+            )  # fmt: skip
+            raise EngineError(f"{name} keeps prefixes that are reused, and this engine reuses none: {reason}.")

@@ -28,7 +28,7 @@ class PageMemory:
     """
 
     def __init__(self, manifest: Manifest, pools: Pools) -> None:
-        rows = [tensor.numpy() for tensor in _page_rows(manifest, pools)]
+        rows = [tensor.numpy() for tensor in page_rows(manifest, pools)]
         starts = [0, *itertools.accumulate(row.shape[1] for row in rows)]
         self.page_bytes = starts.pop()
         places = [(_address(row), start) for row, start in zip(rows, starts, strict=True)]
@@ -85,8 +85,8 @@ def _address(row: Row) -> int:
     return int(row.__array_interface__["data"][0])
 
 
-def _page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:
-    """Yield tensors ``[pages, bytes]`` uint8."""
+def page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:
+    """Yield what a prefix that is reused consists of: views ``[pages, bytes]`` uint8 of the pools."""
     policy, more = manifest.policy, manifest.cache_layout.state_pools
     for index, pool in enumerate(pools):
         own = pool[: len(pool) - len(more)]

@@ -1,4 +1,4 @@
-"""The disk tier of one engine: a thread that writes pages, one that reads them, and nothing that a step waits for."""
+"""The tier below an engine's pool: a thread that writes pages, one that reads them, nothing that a step waits for."""
 
 import itertools
 import queue
@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from kvforge.prefix_store.folder import EngineFolder
+from kvforge.prefix_store.page_store import PageStore
+from kvforge.runtime.prefixes.device_page_memory import DevicePageMemory
 from kvforge.runtime.prefixes.page_memory import PageMemory
 from kvforge.runtime.prefixes.rates import Rates
 from kvforge.runtime.scheduling.page_pool import DEFAULT_PRIORITY
@@ -19,10 +20,10 @@ CLOSE_S = 1.5
 """What ``close`` gives the writer: an engine process has little longer once its server is gone."""
 
 
-class FileReading:
-    """Pages on their way from files: ``num_done`` of the first are there, and after ``cancel`` none is written to."""
+class PageReading:
+    """Pages on their way from a store: ``num_done`` of the first are there, and after ``cancel`` none is written to."""
 
-    def __init__(self, tier: "DiskTier", digests: Sequence[bytes], pages: Sequence[int]) -> None:
+    def __init__(self, tier: "PrefixTier", digests: Sequence[bytes], pages: Sequence[int]) -> None:
         self._tier, self.digests, self.pages = tier, digests, pages
         self.num_done = 0
         self._lock = threading.Lock()
@@ -34,11 +35,11 @@ class FileReading:
         return self._ended or self._tier.is_stalled
 
     def cancel(self) -> None:
-        """Read no more pages. Waits for no file."""
+        """Read no more pages. Waits for no store."""
         with self._lock:
             self._ended = True
 
-    def fill(self, memory: PageMemory, content: memoryview) -> bool:
+    def fill(self, memory: PageMemory | DevicePageMemory, content: memoryview) -> bool:
         """Fill the next page, in the reader's thread; False where it was cancelled."""
         with self._lock:
             if not self._ended:
@@ -47,21 +48,23 @@ class FileReading:
             return not self._ended
 
 
-class DiskTier:
+class PrefixTier:
     """A ``PageSource`` of the scheduler, and what writes the pages that ``cache`` publishes.
 
     A page is copied out of the pool while steps go on. It keeps its content as long as it is published: the copy is
     thrown away where the page was given up meanwhile.
     """
 
-    def __init__(self, folder: EngineFolder, memory: PageMemory, cache: PrefixCache, num_pages: int) -> None:
-        self._folder, self._memory, self._cache = folder, memory, cache
+    def __init__(
+        self, store: PageStore, memory: PageMemory | DevicePageMemory, cache: PrefixCache, num_pages: int
+    ) -> None:
+        self._store, self._memory, self._cache = store, memory, cache
         self.rates = Rates()
         self._writes: deque[tuple[bytes, int]] = deque(maxlen=num_pages)
         self._notes: deque[tuple[list[bytes], int | None]] = deque(maxlen=1024)
         self._has_work, self._is_idle = threading.Event(), threading.Event()
         self._has_ended = threading.Event()
-        self._readings: queue.SimpleQueue[FileReading | None] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[PageReading | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
         self._closed = False
         self._content = memoryview(bytearray(memory.page_bytes))
@@ -81,15 +84,15 @@ class DiskTier:
         """Return the first of ``digests`` up to one that is not there; nothing where computing is cheaper."""
         if self._closed:
             return []
-        found = list(itertools.takewhile(self._folder.__contains__, digests))
+        found = list(itertools.takewhile(self._store.__contains__, digests))
         if not found:
             self._notes.append(([], None))  # another server may have it
             self._has_work.set()
         return found if found and not self.is_stalled and self.rates.reading_is_cheaper() else []
 
-    def read(self, digests: Sequence[bytes], pages: Sequence[int]) -> FileReading:
-        """Begin to fill ``pages``, which are the caller's, until ``FileReading.cancel``."""
-        reading = FileReading(self, digests, pages)
+    def read(self, digests: Sequence[bytes], pages: Sequence[int]) -> PageReading:
+        """Begin to fill ``pages``, which are the caller's, until ``PageReading.cancel``."""
+        reading = PageReading(self, digests, pages)
         self._readings.put(reading)
         return reading
 
@@ -100,7 +103,7 @@ class DiskTier:
 
     @property
     def is_stalled(self) -> bool:
-        """The disk does not answer."""
+        """The store does not answer."""
         since = self._busy_since
         return since is not None and time.monotonic() - since > STALL_S
 
@@ -127,19 +130,19 @@ class DiskTier:
             self._readings.put(None)
 
     def stats(self) -> dict[str, float]:
-        """Return bytes and seconds of both threads so far, and the pages in the folder that this engine may take."""
+        """Return bytes and seconds of both threads so far, and the pages that this engine may take."""
         return {
             "prefix_read_bytes": self.read_bytes,
             "prefix_written_bytes": self.written_bytes,
             "prefix_read_s": self.read_s,
             "prefix_write_s": self.write_s,
-            "num_stored_pages": len(self._folder),
+            "num_stored_pages": len(self._store),
         }
 
     # -- the threads -----------------------------------------------------------------------------------------
 
     def _published(self, digest: bytes, page: int) -> None:
-        if digest in self._folder:
+        if digest in self._store:
             self.used([digest])
         else:
             self._writes.append((digest, page))
@@ -157,18 +160,18 @@ class DiskTier:
                 digests, priority = self._notes.popleft()
                 if priority is not None:
                     for digest in digests:
-                        self._folder.set_priority(digest, priority)
+                        self._store.set_priority(digest, priority)
                 elif digests:
-                    self._folder.touch(digests)
+                    self._store.touch(digests)
                 else:
-                    self._folder.refresh()
+                    self._store.refresh()
 
     def _write_page(self, digest: bytes, page: int) -> None:
         start, epoch = time.perf_counter(), self._cache.epoch(page)
         if self._cache.page_named(digest) != page:
             return
         self._memory.copy(page, self._content)
-        if self._cache.epoch(page) == epoch and self._folder.write(digest, DEFAULT_PRIORITY, self._content):
+        if self._cache.epoch(page) == epoch and self._store.write(digest, DEFAULT_PRIORITY, self._content):
             self.written_bytes += self._memory.page_bytes
             self.write_s += time.perf_counter() - start
 
@@ -178,7 +181,7 @@ class DiskTier:
             start = time.perf_counter()
             for digest in reading.digests:
                 self._busy_since = time.monotonic()
-                is_sound = not reading.is_over and self._folder.read(digest, content)
+                is_sound = not reading.is_over and self._store.read(digest, content)
                 self._busy_since = None
                 if not is_sound or not reading.fill(self._memory, content):
                     break

@@ -14,6 +14,7 @@ from kvforge.runtime.requests.outputs import NOTHING_LEFT, TokenLogprobs
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.adjustment import adjust_logits
 from kvforge.runtime.sampling.draw import draw_tokens
+from kvforge.runtime.sampling.filters import Filters
 from kvforge.runtime.sampling.state import SamplingState
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[
         rows = torch.tensor([row for row, _ in drawn], device=logits.device)
         subset = adjusted if len(drawn) == len(sequences) else adjusted[rows]
         numbers = [state.take()[0] for _, state in drawn] if uniform is None else [uniform[row] for row, _ in drawn]
-        filters = draw_filters(subset, [state for _, state in drawn])
-        chosen[rows] = draw_tokens(subset, *filters, torch.tensor(numbers, dtype=torch.float32, device=logits.device))
+        filters = Filters.of([state for _, state in drawn], subset)
+        chosen[rows] = draw_tokens(subset, filters, torch.tensor(numbers, dtype=torch.float32, device=logits.device))
     tokens = chosen.tolist()
     for row, state in active:
         try:
@@ -108,27 +109,6 @@ def chosen_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> tuple[torc
     values = logits.log_softmax(-1)
     picked = values.gather(1, token_ids[:, None])
     return values, picked[:, 0], (values > picked).sum(-1).add_(1)
-
-
-def draw_filters(
-    logits: torch.Tensor, states: list[SamplingState]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return temperature, top_k, top_p and min_p as ``draw_tokens`` takes them, each [R] for R rows of logits."""
-    vocab_size = logits.shape[1]
-    params = [state.params for state in states]
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)
-
-    top_k = torch.tensor(
-        [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], device=logits.device
-    )
-    return (
-        column([max(p.temperature, 1e-6) for p in params]),
-        top_k,
-        column([max(state.top_p, 1e-6) for state in states]),
-        column([p.min_p for p in params]),
-    )
 
 
 def _logprobs(

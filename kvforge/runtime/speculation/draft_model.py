@@ -14,7 +14,8 @@ from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.draw import filter_logits, invert
-from kvforge.runtime.sampling.sampler import draw_filters, most_probable
+from kvforge.runtime.sampling.filters import Filters
+from kvforge.runtime.sampling.sampler import most_probable
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
@@ -170,8 +171,8 @@ class DraftModel:
         ]
 
     def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], torch.Tensor]:
-        temperature, *filters = draw_filters(logits, [sequence.sampling for sequence in sequences])
-        probs = (filter_logits(logits, temperature, *filters) / temperature[:, None]).softmax(-1)
+        filters = Filters.of([sequence.sampling for sequence in sequences], logits)
+        probs = (filter_logits(logits, filters) / filters.temperature[:, None]).softmax(-1)
         uniform = torch.tensor([self._random.random() for _ in sequences], device=logits.device)
         return invert(probs, uniform).tolist(), probs
 

@@ -12,7 +12,7 @@ import torch
 
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.draw import filter_logits
-from kvforge.runtime.sampling.sampler import draw_filters
+from kvforge.runtime.sampling.filters import Filters
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.sessions.inputs import VerifyStep
 
@@ -64,14 +64,14 @@ def drawn_runs(
     states = [s.sampling for s, draft in zip(sequences, drafts, strict=True) for _ in range(len(draft) + 1)]
     target = logits[rows]
     finite = target.amax(-1).isfinite().numpy()
-    temperature, *filters = draw_filters(target, states)
+    filters = Filters.of(states, target)
     starts = _starts(drafts)
     accepted, following = _verify(
         verify,
-        filter_logits(target, temperature, *filters),
+        filter_logits(target, filters),
         drafts,
         torch.cat([probs[sequence] for sequence in sequences]),
-        temperature[[start + index for index, start in enumerate(starts[:-1])]],
+        filters.temperature[[start + index for index, start in enumerate(starts[:-1])]],
         torch.tensor([[state.random.getrandbits(24) / 2**24 for _ in range(2)] for state in states]),
     )
     return {

@@ -15,7 +15,7 @@ import torch
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.draw import draw_tokens
-from kvforge.runtime.sampling.sampler import draw_filters
+from kvforge.runtime.sampling.filters import Filters
 from kvforge.runtime.sampling.state import SamplingState
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
@@ -97,8 +97,8 @@ class SelfDraft:
         if drawn:
             uniform = torch.tensor([active[row].uniform[len(active[row].tokens)] for row in drawn])
             states: list[SamplingState] = [active[row].sequence.sampling for row in drawn]
-            filters = draw_filters(logits[drawn], states)
-            for row, token in zip(drawn, draw_tokens(logits[drawn], *filters, uniform).tolist(), strict=True):
+            filters = Filters.of(states, logits[drawn])
+            for row, token in zip(drawn, draw_tokens(logits[drawn], filters, uniform).tolist(), strict=True):
                 tokens[row] = token
         sure = (confidence(logits) >= self.min_confidence).tolist()
         going = []

@@ -46,7 +46,11 @@ CHAT: dict[str, tuple[list[str], ...]] = {
     "--chat-template-kwargs": (['{"a": 1}'], ['{"a": 2}'], ["--chat-template", "DIR/a.jinja"]),
 }  # fmt: skip
 LENGTHS = {"--kv-cache-gib": (["1"], ["2"]), "--max-seq-len": (["100"], ["200"])}
-PREFIXES = {"--prefix-dir": (["a"], ["b"]), "--prefix-gib": (["1"], ["2"], ["--prefix-dir", "a"])}
+PREFIXES = {
+    "--prefix-dir": (["a"], ["b"]),
+    "--prefix-gib": (["1"], ["2"], ["--prefix-dir", "a"]),
+    "--prefix-host-gib": (["1"], ["2"]),
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "generate": {
         **SAMPLING, **SPECULATION, **LENGTHS, **PREFIXES, "--prompt": (["a"], ["b"]), "--chat": ([], None),
@@ -91,6 +95,8 @@ BUILDING: dict[str, Any] = {
     "--copy-checkpoint": ([], None), "--compute-capabilities": (["8.9"], ["current"]),
 }  # fmt: skip
 """For checkpoints."""
+OF_GPU = {"--prefix-host-gib"}
+"""For engines of target cuda."""
 DISPLAY = {"--help", "--verbose", "--quiet"}
 ELSEWHERE = {"--threads", "--api-key", "--model"}
 """Put into the environment, or for servers: tests/cpu/common/test_threads.py, test_serve_gateway.py,
@@ -110,7 +116,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps({"title": name}))
         (tmp_path / f"{name}.jinja").write_text(f"{name}{{{{ a }}}}{{{{ messages | tojson }}}}")
-    shutil.copytree(engine, tmp_path / "other")
+    for name in ("other", "gpu"):
+        shutil.copytree(engine, tmp_path / name)
+    save_manifest(changed(load_manifest(engine), target="cuda"), tmp_path / "gpu")
     found: list[Any] = []
     server = SimpleNamespace(ports=dict.fromkeys(("http", "grpc", "metrics"), 0), http_url="")
 
@@ -198,7 +206,7 @@ def test_every_option_is_walked(command: str) -> None:
 def test_two_values_ask_for_two_things(asked: list[Any], tmp_path: Path, command: str, option: str) -> None:
     one, other, *more = OPTIONS[command][option]
     rest = more[0] if more else []
-    engine = str(tmp_path / "tiny")
+    engine = str(tmp_path / ("gpu" if option in OF_GPU else "tiny"))
     prompt = ["--prompt", "x"] if command == "generate" and option != "--prompt" else []
     first = outcome(asked, tmp_path, command, engine, [*prompt, *rest, option, *one])
     assert first == outcome(asked, tmp_path, command, engine, [*prompt, *rest, option, *one])

@@ -21,7 +21,7 @@ from kvforge.quantize.export import _open as open_to_quantize
 from kvforge.rewire.source import open_source
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.prefixes.options import check_prefix_options
+from kvforge.runtime.prefixes.options import PrefixOptions
 from kvforge.runtime.scoring.score import score
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.hf_config import BLIND
@@ -118,8 +118,8 @@ def test_engines_refuse_what_needs_prompts_above_the_cut(tmp_path: Path) -> None
     engine.add_request("a", [3] * 30, SamplingParams(max_tokens=5))
     with pytest.raises(RequestError, match="needs 6 pages above the model's cut, but the engine has 3"):
         score(LLM(session=session, num_pages=8, num_upper_pages=3), [([3, 4], [5] * 40)])
-    with pytest.raises(EngineError, match="leave out --prefix-dir"):
-        check_prefix_options(session.manifest, tmp_path, None)
+    with pytest.raises(EngineError, match="prefix_dir keeps pages of all owners, and above a blind cut"):
+        PrefixOptions(tmp_path).check(session.manifest)
     with pytest.raises(EngineError, match="num_upper_pages is 0"):
         LLMEngine(session=session, num_pages=8, num_upper_pages=0)
 

@@ -93,6 +93,7 @@ SESSIONS = (
     "glm4",
     "gpt_oss",
     "granite",
+    "granitemoehybrid",
     "ministral3",
     "olmo2",
     "phi3",

@@ -25,7 +25,7 @@ from kvforge.swiftkv.model import SwiftKVForCausalLM
 from model_defs import families, load_config
 from model_defs.weights import weight_specs
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
-from tests.support.models.checkpoints import WITH_HEADS
+from tests.support.models.checkpoints import WITH_HEADS, own_fields
 
 PAPER = 0.01
 """The paper rounds its terms to two or three digits, in mixed units (docs/planning.md): a hundredth."""
@@ -126,7 +126,7 @@ def test_parameters_are_those_of_the_graphs(family, cut, group_size):
     swiftkv = {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size}
     for tied, bias in itertools.product((False, True), repeat=2):
         biases = {"attention_bias": bias, "mlp_bias": bias} if family == "llama" else {}
-        hf = {**TINY, **biases, "tie_word_embeddings": tied}
+        hf = {**TINY, **own_fields(family, TINY), **biases, "tie_word_embeddings": tied}
         config = load_config({**hf, **swiftkv, "model_type": f"{family}_swiftkv"})
         shape = config
         assert num_parameters(shape) == stored_numbers(config)
@@ -225,7 +225,7 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     if bias and family not in WITH_HEADS:
         pytest.skip("latent attention has no biases")
     suffix = "_swiftkv" if swiftkv else ""
-    hf = {**TINY, **swiftkv, "tie_word_embeddings": True, "attention_bias": bias}
+    hf = {**TINY, **own_fields(family, TINY), **swiftkv, "tie_word_embeddings": True, "attention_bias": bias}
     config = load_config({**hf, "model_type": f"{family}{suffix}"})
     limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
     manifest = manifest_of(config, resolved_options(config, Variant(), limits, "cpu"))
@@ -250,7 +250,8 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
 def test_a_run_of_every_layer_costs_what_torch_counts(family, tokens, swiftkv):
     """The model that distillation trains runs all layers and the head for each token. Its attention multiplies whole
     squares of scores, masked afterwards: every token counts as the last one."""
-    config = load_config({**TINY, **swiftkv, "model_type": family + ("_swiftkv" if swiftkv else "")})
+    hf = {**TINY, **own_fields(family, TINY), **swiftkv}
+    config = load_config({**hf, "model_type": family + ("_swiftkv" if swiftkv else "")})
     model = SwiftKVForCausalLM(config).eval()
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, tokens, dtype=torch.long))

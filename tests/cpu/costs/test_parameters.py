@@ -7,7 +7,7 @@ import torch
 
 from kvforge.costs.weights import num_parameters
 from model_defs import load_config
-from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
+from tests.support.models.checkpoints import ALL_FAMILIES, SMALL, own_fields
 
 SCALARS = ("layer_scalar", "e_score_correction_bias")
 """What transformers has as buffers."""
@@ -16,7 +16,7 @@ SCALARS = ("layer_scalar", "e_score_correction_bias")
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_parameters_are_those_of_transformers(family: str) -> None:
     config_class, model_class = ALL_FAMILIES[family]
-    fields = copy.deepcopy(SMALL)
+    fields = copy.deepcopy({**SMALL, **own_fields(family, SMALL)})
     if hasattr(config_class, "kv_lora_rank"):
         fields |= {"num_key_value_heads": fields["num_attention_heads"], "q_lora_rank": 24}
     config = config_class(**fields)

@@ -9,7 +9,7 @@ import pytest
 from kvforge.planning.presets import PRESETS
 from model_defs import ModelError, RopeConfig, load_config
 from model_defs.rope import inverse_frequencies
-from tests.support.models.checkpoints import ALL_FAMILIES
+from tests.support.models.checkpoints import ALL_FAMILIES, own_fields
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -25,7 +25,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_absent_fields_take_the_defaults_of_the_family(family: str) -> None:
     """A config.json with the bare sizes is the same model as one with everything transformers fills in."""
-    bare = {**BASE, "hidden_size": 256}  # of heads so large that a half of one rotates
+    bare = {**BASE, **own_fields(family, BASE), "hidden_size": 256}  # of heads so large that a half of one rotates
     complete = ALL_FAMILIES[family][0](**bare).to_dict()
     assert load_config({**bare, "model_type": family}) == load_config({**complete, "model_type": family})
 
@@ -131,12 +131,17 @@ def test_what_phi3_calls_longrope(kind: str) -> None:
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 GEMMA = {"model_type": "gemma3_text"}
+GRANITE4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention"] * 32}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({**GRANITE4, "layer_types": ["attention"] * 31 + ["mamba"]}, "layers of Mamba-2"),
+        ({**GRANITE4, "layer_types": None}, "layers of Mamba-2"),
+        ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is not 0"),
+        ({**GRANITE4, "position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "needs factor"),
         ({"rope_scaling": {"type": "linear"}}, "needs factor"),
         ({"rope_scaling": "linear"}, "one object of numbers"),

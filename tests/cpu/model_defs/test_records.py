@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.common.records import RecordError, read_record
 from model_defs import ModelConfig, load_config
-from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
+from tests.support.models.checkpoints import ALL_FAMILIES, SMALL, own_fields
 
 
 def described(family: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def described(family: str = "llama", **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_every_family_comes_back_from_json(family: str) -> None:
     config_class, _ = ALL_FAMILIES[family]
-    config = load_config(copy.deepcopy(config_class(**copy.deepcopy(SMALL)).to_dict()))
+    config = load_config(copy.deepcopy(config_class(**copy.deepcopy({**SMALL, **own_fields(family, SMALL)})).to_dict()))
     assert read_record(ModelConfig, json.loads(json.dumps(config.to_json()))) == config
 
 

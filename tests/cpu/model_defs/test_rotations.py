@@ -76,6 +76,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         {**MULTIPLIERS, "num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
     ),
+    "multipliers, no layer rotates": (
+        "granitemoehybrid",
+        {**MULTIPLIERS, "num_attention_heads": 6, "num_key_value_heads": 3, "position_embedding_type": None},
+    ),
     "norms after, of all heads": ("olmo2", {"num_attention_heads": 6, "head_dim": 10, "attention_bias": True}),
     "norms after, windows": ("olmo3", {"sliding_window": 24, "num_attention_heads": 5, "num_key_value_heads": 1}),
     "layers without rotation, also above the cut": (

@@ -8,7 +8,7 @@ import pytest
 
 from model_defs import ModelConfig, families, load_config
 from model_defs.weights import weight_specs
-from tests.support.models.checkpoints import SMALL
+from tests.support.models.checkpoints import SMALL, own_fields
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("kvforge", "model_defs", "plugins", "perf")
@@ -17,6 +17,7 @@ WRITTEN_OUT = {
     "perf/training/config.py",
     "perf/engine/scheduler.py",
     "perf/peers/prepare.py",
+    "perf/harness/published_shapes.py",
     "perf/harness/random_checkpoint.py",
     "kvforge/gateway/languages/tool_formats/deepseek_v3.py",
     "kvforge/gateway/languages/tool_formats/deepseek_v31.py",
@@ -74,7 +75,9 @@ def test_what_a_family_says_of_itself_is_true(name: str) -> None:
     family = families()[name]
     cuts = ({}, {"num_key_value_layers": 2, "key_value_group_size": 2, "early_exit": True})
     for cut in cuts if family.is_rewired else cuts[:1]:
-        config: ModelConfig = load_config({**SMALL, **cut, "model_type": f"{name}_swiftkv" if cut else name})
+        config: ModelConfig = load_config(
+            {**SMALL, **own_fields(name, SMALL), **cut, "model_type": f"{name}_swiftkv" if cut else name}
+        )
         assert config.model_type == name
         assert {trait: getattr(config, trait) for trait in family.traits} == family.traits
         names = [source.name for spec in weight_specs(config) for source in spec.sources]

@@ -14,6 +14,7 @@ WORKERS = {
     "peers/llama_worker.py",
     "peers/openvino_worker.py",
     "peers/transformers_worker.py",
+    "peers/vllm_prefix_worker.py",
     "peers/vllm_worker.py",
     "gpu/queue/child.py",
 }

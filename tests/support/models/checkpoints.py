@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ SMALL: dict[str, Any] = {
 """``num_experts`` and what follows say nothing to most families."""
 
 
+def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json of a family must say besides, where its defaults are models that are not there."""
+    if "layers_block_type" not in families()[family].reads:
+        return {}
+    plain = {
+        "shared_intermediate_size": 80,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 1,
+    }
+    return {"layer_types": ["full_attention"] * fields["num_hidden_layers"], **plain}
+
+
 def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:
     """A byte-fallback tokenizer: ids 3..258 are bytes, the rest are words t259, t260, …"""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
@@ -108,6 +122,7 @@ def make_checkpoint(
     if hasattr(config_class, "kv_lora_rank"):
         fields["num_key_value_heads"] = fields["num_attention_heads"]
         fields["head_dim"] = fields["qk_rope_head_dim"]
+    fields |= {name: value for name, value in own_fields(family, fields).items() if name not in overrides}
     config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config)

@@ -14,25 +14,36 @@ from kvforge.runtime.requests.params import SamplingParams
 
 ROOT = Path(__file__).parents[4]
 EDITS = {
-    "kvforge/common/sampling_fields.py": (
+    "kvforge/common/sampling_fields.py": {
+        '        SamplingField("min_tokens"':
+        '        SamplingField("top_a", 0.0, 0.0, 1.0, "drops tokens below this share of the largest squared",\n'
+        '                      is_in_vllm=False),\n'
         '        SamplingField("min_tokens"',
-        '        SamplingField("typical_p", 1.0, 0.0, 1.0, "keeps the typical tokens", open_low=True),\n'
-        '        SamplingField("min_tokens"',
-    ),
-    "kvforge/runtime/requests/params.py": (
-        "    min_p: float = 0.0\n",
-        "    min_p: float = 0.0\n    typical_p: float = 1.0\n",
-    ),
-    "triton_repo/tensorrt_llm/config.pbtxt": (
+    },
+    "kvforge/runtime/requests/params.py": {
+        "    min_p: float = 0.0\n": "    min_p: float = 0.0\n    top_a: float = 0.0\n",
+    },
+    "triton_repo/tensorrt_llm/config.pbtxt": {
+        '  { name: "min_p" data_type: TYPE_FP32':
+        '  { name: "top_a" data_type: TYPE_FP32 dims: [ 1 ] optional: true },\n'
         '  { name: "min_p" data_type: TYPE_FP32',
-        '  { name: "typical_p" data_type: TYPE_FP32 dims: [ 1 ] optional: true },\n'
-        '  { name: "min_p" data_type: TYPE_FP32',
-    ),
-}
-"""All that a new number takes beside the lines that compute with it."""
+    },
+    "kvforge/runtime/sampling/filters.py": {
+        "    min_p: torch.Tensor\n": "    min_p: torch.Tensor\n    top_a: torch.Tensor\n",
+        "            column([p.min_p for p in params]),\n":
+        "            column([p.min_p for p in params]),\n            column([p.top_a for p in params]),\n",
+        "(self.top_k < vocab_size) | (self.top_p < 1)\n":
+        "(self.top_k < vocab_size) | (self.top_p < 1) | (self.top_a > 0)\n",
+        "(top >= self.min_p[:, None] * top[:, :1])": "(top >= self.min_p[:, None] * top[:, :1]) "
+        "& (top >= self.top_a[:, None] * top[:, :1] ** 2)",
+        "(self.min_p == 0) &": "(self.min_p == 0) & (self.top_a == 0) &",
+    },
+}  # fmt: skip
+"""All that a new number takes which drops tokens and which vLLM lacks."""
 PROGRAM = """
 import argparse, json, sys
 import numpy as np
+import torch
 from tritonclient.grpc import service_pb2
 import kvforge.common.sampling_fields as table
 from kvforge.commands.remote_answers import _SAMPLING
@@ -43,10 +54,13 @@ from kvforge.gateway.requests.sampling import sampling_params
 from kvforge.gateway.engine.tensors import request_template
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.request import parse_batch
-from kvforge.vllm_engine.params import vllm_fields
+from kvforge.runtime.sampling.draw import filter_logits
+from kvforge.runtime.sampling.filters import Filters
+from kvforge.runtime.sampling.state import RequestSampling
+from kvforge.vllm_engine.params import check_honoured, vllm_fields
 
 options = GatewayOptions()
-params = sampling_params({"typical_p": 0.5, "top_p": 0.9}, options, 9, 5, None, None, "max_tokens", {})
+params = sampling_params({"top_a": 0.5, "top_p": 0.9}, options, 9, 5, None, None, "max_tokens", {})
 request = service_pb2.ModelInferRequest.FromString(request_template(params, 9, False))
 tensors = {"input_ids": np.array([[5]], np.int32), "input_lengths": np.array([[1]], np.int32)}
 for tensor, raw in zip(request.inputs, request.raw_input_contents):
@@ -55,20 +69,26 @@ for tensor, raw in zip(request.inputs, request.raw_input_contents):
 (parsed,) = parse_batch(tensors, True)
 parser = argparse.ArgumentParser()
 add_sampling_options(parser, 16)
-try:
-    SamplingParams(typical_p=0.0)
-except Exception as error:
-    refusal = str(error)
+refusals = []
+for refused in (lambda: SamplingParams(top_a=1.5), lambda: check_honoured(params)):
+    try:
+        refused()
+    except Exception as error:
+        refusals.append(str(error))
+check_honoured(SamplingParams(top_p=0.9))
+logits = torch.tensor([[0.4, 0.3, 0.2, 0.07, 0.03]]).log()
+state = RequestSampling(SamplingParams(top_a=0.5), [1], 5, frozenset(), []).state(0)
 print(json.dumps({
     "file": table.__file__,
-    "api": params.typical_p,
-    "stub": parsed.params["typical_p"],
-    "command": parser.parse_args(["--typical-p", "0.25"]).typical_p,
-    "remote": "typical_p" in _SAMPLING,
+    "api": params.top_a,
+    "stub": parsed.params["top_a"],
+    "command": parser.parse_args(["--top-a", "0.25"]).top_a,
+    "remote": "top_a" in _SAMPLING,
     "documents": sorted(path for path, body in BODIES.items()
-                        if "typical_p" in body_schema(body, options)["properties"]),
-    "vllm": vllm_fields(params, 5, [], [], 0)["typical_p"],
-    "refusal": refusal,
+                        if "top_a" in body_schema(body, options)["properties"]),
+    "vllm": "top_a" in vllm_fields(params, 5, [], [], 0),
+    "refusals": refusals,
+    "kept": (filter_logits(logits, Filters.of([state], logits)) > -torch.inf).tolist(),
 }))
 """
 
@@ -94,14 +114,16 @@ def test_a_value_outside_its_range_is_refused_by_its_name(name: str) -> None:
 
 
 def test_a_new_number_is_described_in_one_place(tmp_path: Path) -> None:
-    """In a copy: the table, the dataclass and the server's configuration are edited, and nothing else."""
+    """In a copy: the table, the dataclass, the server's configuration and the filters are edited, and nothing else."""
     for folder in ("kvforge", "model_defs", "plugins", "triton_repo"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    assert len(EDITS) <= 3
-    for path, (old, new) in EDITS.items():
+    assert len(EDITS) <= 4
+    for path, edits in EDITS.items():
         text = (tmp_path / path).read_text()
-        assert text.count(old) == 1, path
-        (tmp_path / path).write_text(text.replace(old, new))
+        for old, new in edits.items():
+            assert text.count(old) == 1, (path, old)
+            text = text.replace(old, new)
+        (tmp_path / path).write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True,
@@ -110,9 +132,11 @@ def test_a_new_number_is_described_in_one_place(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert Path(found.pop("file")).is_relative_to(tmp_path)
     assert found == {
-        "api": 0.5, "stub": 0.5, "command": 0.25, "remote": True, "vllm": 0.5,
+        "api": 0.5, "stub": 0.5, "command": 0.25, "remote": True, "vllm": False,
         "documents": ["/v1/chat/completions", "/v1/completions", "/v1/messages",
                       "/v1/messages/count_tokens", "/v1/responses"],
-        "refusal": "typical_p is 0.0; give a finite number above 0 and at most 1.",
+        "refusals": ["top_a is 1.5; give a finite number of at least 0 and at most 1.",
+                     "top_a is not offered by an engine of target vllm; leave it out."],
+        "kept": [[True, True, True, False, False]],
     }  # fmt: skip
-    assert "typical_p" not in API_SAMPLING
+    assert "top_a" not in API_SAMPLING

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvforge.runtime.sampling.draw import draw_tokens
+from kvforge.runtime.sampling.filters import Filters
 
 
 def reference_distribution(logits, temperature, top_k, top_p, min_p):
@@ -30,10 +31,7 @@ def counts_over_grid(logits, temperature, top_k, top_p, min_p, num_draws):
     column = torch.ones(num_draws)
     tokens = draw_tokens(
         rows,
-        column * temperature,
-        torch.full((num_draws,), top_k),
-        column * top_p,
-        column * min_p,
+        Filters(column * temperature, torch.full((num_draws,), top_k), column * top_p, column * min_p),
         (torch.arange(num_draws) + 0.5) / num_draws,
     )
     return np.bincount(tokens.numpy(), minlength=len(logits))
@@ -89,10 +87,11 @@ def test_rows_do_not_influence_each_other(one_thread):
     top_p = torch.from_numpy(rng.choice([1.0, 0.5, 0.9], 40).astype(np.float32))
     min_p = torch.from_numpy(rng.choice([0.0, 0.1], 40).astype(np.float32))
     uniform = torch.from_numpy(rng.uniform(0, 1, 40).astype(np.float32))
-    together = draw_tokens(logits, temperature, top_k, top_p, min_p, uniform)
+    filters = Filters(temperature, top_k, top_p, min_p)
+    together = draw_tokens(logits, filters, uniform)
     for row in range(40):
-        one = slice(row, row + 1)
-        alone = draw_tokens(logits[one], temperature[one], top_k[one], top_p[one], min_p[one], uniform[one])
+        one = [row]
+        alone = draw_tokens(logits[one], filters.rows(one), uniform[one])
         assert alone.item() == together[row].item()
 
 
@@ -102,12 +101,12 @@ def test_impossible_tokens_are_never_drawn(uniform, one_thread):
     logits[0, 4] = 3.0
     one = torch.ones(1)
     for top_p in (1.0, 0.5):
-        token = draw_tokens(logits, one, torch.tensor([9]), one * top_p, one * 0, one * uniform)
+        token = draw_tokens(logits, Filters(one, torch.tensor([9]), one * top_p, one * 0), one * uniform)
         assert token.item() == 4
 
 
 def test_tiny_temperature_is_greedy(one_thread):
     logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)) * 100
     column = torch.ones(8)
-    tokens = draw_tokens(logits, column * 1e-6, torch.full((8,), 50), column, column * 0, column * 0.7)
+    tokens = draw_tokens(logits, Filters(column * 1e-6, torch.full((8,), 50), column, column * 0), column * 0.7)
     assert torch.equal(tokens, logits.argmax(-1))

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from kvforge.prefix_store.identity import engine_key
 from kvforge.prefix_store.page_file import HEADER
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.prefixes import tier as tier_module
-from kvforge.runtime.prefixes.page_memory import PageMemory, _page_rows, _runs
+from kvforge.runtime.prefixes.device_page_memory import DevicePageMemory
+from kvforge.runtime.prefixes.page_memory import PageMemory, _runs, page_rows
 from kvforge.runtime.prefixes.rates import TRY_AGAIN, Rates
 from kvforge.runtime.sessions.pools import allocate_pools
 from tests.support.random_cases import Seeds
-from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_on_fake_session
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_on_fake_session, run_plan
 from tests.support.sessions.fake import FakeSession, fake_manifest
 
 PROMPT = list(range(3, 43))
@@ -73,6 +75,37 @@ def test_random_schedules_with_a_small_disk_that_fails(
             damage(where, rng)
     assert counts["num_stored_reused_tokens"] > 0 and counts["prefix_written_bytes"] > 2_000
     assert counts["num_preemptions"] + num_aborted > 3
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_random_schedules_with_a_small_tier_in_main_memory(
+    block: int, tmp_path: Path, seeds: Seeds, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """Of an engine whose pools would lie on a GPU, with and without a disk below."""
+    counts = dict.fromkeys(("num_stored_reused_tokens", "prefix_written_bytes"), 0)
+    monkeypatch.setattr(Rates, "reading_is_cheaper", lambda _: True)
+    for seed in seeds(16, 400)[block::2]:
+        plan, rng = random_plan(seed), random.Random(seed)
+        plan.enable_prefix_cache = True
+        gib = plan.page_size * 32 * rng.choice((2, 12, 300)) / 2**30
+        below = {"prefix_dir": tmp_path / str(seed), "prefix_gib": 1.0} if seed % 3 == 0 else {}
+        _, _, tokens, reasons, _ = run_on_fake_session(plan)
+        expected = {key: (tokens[key], reason) for key, reason in reasons.items()}
+        session, engine, *found = run_on_fake_session(
+            plan, partial(FakeSession, target="cuda"), prefix_host_gib=gib, **below
+        )
+        check_tokens(*found, expected, seed)
+        pool = engine.scheduler.pool
+        for page in [pool.allocate() for _ in range(pool.num_available)]:  # forget all prefixes
+            pool.release(page, keep=False)
+        again = run_plan(engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages))
+        check_tokens(*again, expected, seed)
+        stats = engine.stats()
+        assert stats["num_used_pages"] == 0 == stats["num_failed_steps"], seed
+        assert stats["num_free_pages"] == plan.num_pages and not engine.scheduler.fetches.by_sequence, seed
+        counts = {name: count + stats[name] for name, count in counts.items()}
+        engine.close()
+    assert counts["num_stored_reused_tokens"] > 0 and counts["prefix_written_bytes"] > 2_000
 
 
 def engine_in(folder: Path, **options) -> LLMEngine:
@@ -135,7 +168,7 @@ def test_two_servers_share_a_folder_that_is_too_small_for_both(tmp_path: Path, m
     for _ in range(40):
         engine, which = rng.choice(engines), rng.randrange(3)
         assert engine.prefixes is not None
-        engine.prefixes._folder._no_scan_before = 0.0
+        engine.prefixes._store._no_scan_before = 0.0
         assert generate(engine, prompts[which]) == expected[which]
         assert engine.prefixes.flush(10)
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*.page")) <= limit + limit // 16
@@ -232,7 +265,11 @@ def test_reading_is_declined_where_computing_is_cheaper_and_tried_again() -> Non
         ({"prefix_gib": 0.0}, {}, "above 0"),
         ({"prefix_gib": 1e-9}, {}, "less than one page"),
         ({"enable_prefix_cache": False}, {}, "--no-prefix-cache"),
-        ({}, {"target": "cuda"}, "target cuda"),
+        ({}, {"target": "vllm"}, "target vllm"),
+        ({"prefix_host_gib": 1.0, "prefix_dir": None}, {}, "give --kv-cache-gib more"),
+        ({"prefix_host_gib": -1.0, "prefix_dir": None}, {"target": "cuda"}, "above 0"),
+        ({"prefix_host_gib": 1e-9, "prefix_dir": None}, {"target": "cuda"}, "less than one page"),
+        ({"prefix_host_gib": 1.0, "prefix_dir": None, "enable_prefix_cache": False}, {"target": "cuda"}, "reuses none"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, options, changes, words: str) -> None:
@@ -246,12 +283,13 @@ POLICIES = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", [PageMemory, DevicePageMemory])
 @pytest.mark.parametrize("changes", POLICIES, ids=str)
-def test_a_page_is_all_that_a_prefix_consists_of(changes) -> None:
+def test_a_page_is_all_that_a_prefix_consists_of(changes, kind: type[PageMemory | DevicePageMemory]) -> None:
     """Filling pages with others' content changes these pages, whole, and nothing else."""
     manifest = fake_manifest(**{"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "page_size": 16, **changes})
     pools = allocate_pools(manifest, 6)
-    memory = PageMemory(manifest, pools)
+    memory = kind(manifest, pools)
     assert memory.page_bytes == manifest.page_bytes
     generator = torch.Generator().manual_seed(0)
     for pool in pools:
@@ -266,7 +304,7 @@ def test_a_page_is_all_that_a_prefix_consists_of(changes) -> None:
         return list(map(bytes, found))
 
     before = contents()
-    assert before == [b"".join(row[page].numpy().tobytes() for row in _page_rows(manifest, pools)) for page in range(6)]
+    assert before == [b"".join(row[page].numpy().tobytes() for row in page_rows(manifest, pools)) for page in range(6)]
     memory.fill(2, memoryview(before[4]))
     assert contents() == [*before[:2], before[4], *before[3:]] and len(set(before)) == 6
 

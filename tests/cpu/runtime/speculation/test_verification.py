@@ -10,6 +10,7 @@ import torch
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.sampling.draw import draw_tokens, filter_logits
+from kvforge.runtime.sampling.filters import Filters
 from kvforge.runtime.sampling.sampler import NOT_FINITE, sample
 from kvforge.runtime.speculation import verification
 from kvforge.runtime.speculation.draft_model import DraftModel
@@ -229,14 +230,14 @@ def test_filtered_logits_are_those_that_can_be_drawn():
     top_k = torch.where(torch.rand(100, generator=generator) < 0.5, torch.randint(1, 400, (100,)), 700)
     top_p = torch.where(torch.rand(100, generator=generator) < 0.5, torch.rand(100, generator=generator) + 1e-3, 1.0)
     min_p = torch.where(torch.rand(100, generator=generator) < 0.5, torch.rand(100, generator=generator) / 50, 0.0)
-    filters = (temperature, top_k, top_p.clamp(max=1.0), min_p)
-    filtered = filter_logits(logits, *filters)
+    filters = Filters(temperature, top_k, top_p.clamp(max=1.0), min_p)
+    filtered = filter_logits(logits, filters)
     kept = filtered > -torch.inf
     assert torch.equal(filtered[kept], logits[kept]) and (kept.sum(-1) >= 1).all() and not kept.all()
     drawn = torch.zeros_like(kept)
     rows = torch.arange(100)
     for uniform in torch.linspace(0, 1 - 2**-24, 200):
-        drawn[rows, draw_tokens(logits, *filters, uniform.expand(100))] = True
+        drawn[rows, draw_tokens(logits, filters, uniform.expand(100))] = True
     assert not (drawn & ~kept).any(), "a token is drawn that the filter drops"
     # Those with an even chance to be hit once are all there.
     chance = (filtered / temperature[:, None]).softmax(-1)

@@ -1,0 +1,90 @@
+"""Sizes of published models, as their config.json says them; the fields that sizes and arithmetic do not need are left
+out. Each can be cut to its first layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_NO_ROPE_EACH_FOURTH = [1, 1, 1, 0]
+_FULL_EACH_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
+
+PUBLISHED: Mapping[str, dict[str, Any]] = {
+    "SmolLM3-3B": {
+        "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "max_position_embeddings": 65536, "rope_theta": 5000000.0, "rms_norm_eps": 1e-6,
+        "no_rope_layers": _NO_ROPE_EACH_FOURTH * 9, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+    },
+    "OLMo-2-7B": {
+        "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 4096, "rope_theta": 500000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    },
+    "Olmo-3-7B": {
+        "model_type": "olmo3", "vocab_size": 100278, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 8192, "rope_theta": 500000, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+        "layer_types": _FULL_EACH_FOURTH * 8, "tie_word_embeddings": False,
+    },
+    "Granite-3.3-8B": {
+        "model_type": "granite", "vocab_size": 49159, "hidden_size": 4096, "intermediate_size": 12800,
+        "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "rope_theta": 10000000.0, "rms_norm_eps": 1e-5,
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "logits_scaling": 16.0, "tie_word_embeddings": True,
+    },
+    "Granite-3.1-3B-A800M": {
+        "model_type": "granitemoe", "vocab_size": 49155, "hidden_size": 1536, "intermediate_size": 512,
+        "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8, "num_local_experts": 40,
+        "num_experts_per_tok": 8, "max_position_embeddings": 131072, "rope_theta": 10000000.0, "rms_norm_eps": 1e-6,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "logits_scaling": 6.0, "tie_word_embeddings": True,
+    },
+    "Ministral-3-8B": {
+        "model_type": "ministral3", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "EXAONE-4.0-32B": {
+        "model_type": "exaone4", "vocab_size": 102400, "hidden_size": 5120, "intermediate_size": 27392,
+        "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131072, "rope_theta": 1000000, "rms_norm_eps": 1e-5, "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG", "layer_types": _FULL_EACH_FOURTH * 16, "tie_word_embeddings": False,
+    },
+    "GLM-4.5-Air": {
+        "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
+        "head_dim": 128, "partial_rotary_factor": 0.5, "n_routed_experts": 128, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+        "n_group": 1, "topk_group": 1, "attention_bias": True, "use_qk_norm": False,
+        "max_position_embeddings": 131072, "rope_theta": 1000000, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 163840, "rope_theta": 10000,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+            "mscale": 1.0, "mscale_all_dim": 1.0,
+        },
+    },
+}  # fmt: skip
+
+
+def first_layers(name: str, num_layers: int) -> dict[str, Any]:
+    """Return the config of the first layers of a model, DeepSeek-V3's with 32 of its 256 experts, which are 2.8 GiB a
+    layer."""
+    config = {**PUBLISHED[name], "num_hidden_layers": num_layers}
+    for key in ("layer_types", "no_rope_layers"):
+        if key in config:
+            config[key] = config[key][:num_layers]
+    if name == "DeepSeek-V3":
+        config |= {"n_routed_experts": 32, "first_k_dense_replace": min(2, num_layers - 1)}
+    return config
