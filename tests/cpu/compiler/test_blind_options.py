@@ -118,7 +118,7 @@ def test_engines_refuse_what_needs_prompts_above_the_cut(tmp_path: Path) -> None
     engine.add_request("a", [3] * 30, SamplingParams(max_tokens=5))
     with pytest.raises(RequestError, match="needs 6 pages above the model's cut, but the engine has 3"):
         score(LLM(session=session, num_pages=8, num_upper_pages=3), [([3, 4], [5] * 40)])
-    with pytest.raises(EngineError, match="pages of their own"):
+    with pytest.raises(EngineError, match="prefix_dir keeps pages of all owners, and above a blind cut"):
         PrefixOptions(tmp_path).check(session.manifest)
     with pytest.raises(EngineError, match="num_upper_pages is 0"):
         LLMEngine(session=session, num_pages=8, num_upper_pages=0)
