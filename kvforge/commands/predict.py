@@ -67,8 +67,9 @@ def _add_scorer(parts: argparse._SubParsersAction) -> None:
         help="train what scores the tokens of a model's cache (KVzap)",
         example="kvforge predict scorer CHECKPOINT -o CHECKPOINT/kvzap --hidden-units 512",
         description=(
-            "Have a model repeat texts, score their tokens by KVzip+, and train a small model to predict the scores "
-            "from hidden states, for --kv-policy kvzap. Interrupted, the same command continues."
+            "Train what scores the tokens of a cache for --kv-policy kvzap. The model repeats texts, KVzip+ scores "
+            "their tokens, and the scorer learns to predict these scores from hidden states. Interrupted, the same "
+            "command continues."
         ),
     )
     add_checkpoint(scorer, "source", metavar="CHECKPOINT", help="Hugging Face-format directory, plain or SwiftKV")

@@ -12,7 +12,7 @@ from kvforge.prefix_store.page_file import HEADER
 from kvforge.prefix_store.page_store import PageStore, StackedStores
 from kvforge.runtime.prefixes.device_page_memory import DevicePageMemory
 from kvforge.runtime.prefixes.host_pages import HostPages
-from kvforge.runtime.prefixes.options import DEFAULT_GIB, PrefixOptions
+from kvforge.runtime.prefixes.options import DEFAULT_GIB, PrefixOptions, is_in_main_memory
 from kvforge.runtime.prefixes.page_memory import PageMemory
 from kvforge.runtime.prefixes.tier import PrefixTier
 from kvforge.runtime.scheduling.scheduler import Scheduler
@@ -28,8 +28,7 @@ def open_tier(scheduler: Scheduler, manifest: Manifest, pools: Pools, options: P
     options.check(manifest, scheduler.config.enable_prefix_cache)
     if not options.is_given:
         return None
-    on_cpu = manifest.target == "cpu"
-    memory = PageMemory(manifest, pools) if on_cpu else DevicePageMemory(manifest, pools)
+    memory = (PageMemory if is_in_main_memory(manifest) else DevicePageMemory)(manifest, pools)
     stores: list[PageStore] = []
     if options.prefix_host_gib is not None:
         limit = _limit("prefix_host_gib", options.prefix_host_gib, memory.page_bytes)

@@ -34,6 +34,11 @@ def prefix_options(args: argparse.Namespace) -> dict[str, Any]:
     return {item.name: value for item in fields(PrefixOptions) if (value := getattr(args, item.name)) is not None}
 
 
+def is_in_main_memory(manifest: Manifest) -> bool:
+    """Whether the cache of such an engine lies there."""
+    return manifest.target == "cpu"
+
+
 @dataclass(frozen=True)
 class PrefixOptions:
     """Where prefixes are kept that the pool lacks: a folder of at most ``prefix_gib`` GiB (default 16), and
@@ -65,7 +70,7 @@ class PrefixOptions:
                 f"{name} is for kvforge's own engines, and this one is of target vllm; leave it out, or give vLLM its "
                 "own by --engine-args of kvforge build."
             )
-        if manifest.target == "cpu" and self.prefix_host_gib is not None:
+        if is_in_main_memory(manifest) and self.prefix_host_gib is not None:
             raise EngineError(
                 "prefix_host_gib is main memory below the memory of a GPU, and this engine's cache is in main memory; "
                 "give --kv-cache-gib more."

@@ -19,7 +19,7 @@ CASES = {
     "kvforge completion ": set(SHELLS),
     "kvforge serve ENGINE --log-level ": {"debug", "info", "warning", "error"},
     "kvforge serve ENGINE --log-format j": {"json"},
-    "kvforge build CHECKPOINT --kv": {"--kv-dtype", "--kv-policy", "--kv-prediction"},
+    "kvforge build CHECKPOINT --kv": {"--kv-dtype", "--kv-policy", "--kv-prediction", "--kv-scorer"},
     "kvforge build CHECKPOINT --no-": {"--no-early-exit", "--no-decoupled-mode"},
 }
 FILES = ["kvforge build ", "kvforge build CHECKPOINT -o ", "kvforge generate no-such-engine --json-schema ../f"]

@@ -77,6 +77,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "kv_prediction": "predictor",
         "calibration": "a text",
         "draft_head": "a head",
+        "kv_scorer": "a scorer",
         "compute_capabilities": "8.9,12.0",
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):
