@@ -27,11 +27,12 @@ from perf.harness.experiment import Experiment, Report, Row, lengths, numbers, o
 from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint, with_cut
 
 CUT = 8
+SHAPE = {**LLAMA_213M, "max_position_embeddings": 32768 + 1024}
 ANCHORS = {"cut_kind": "blind", "num_anchor_tokens": 32}
 MODELS: dict[str, dict[str, Any]] = {
-    "single input": with_cut(LLAMA_213M, CUT),
-    "single input, one owner": with_cut(LLAMA_213M, CUT, LLAMA_213M["num_hidden_layers"] - CUT),
-    "blind": with_cut(LLAMA_213M, CUT) | ANCHORS,
+    "single input": with_cut(SHAPE, CUT),
+    "single input, one owner": with_cut(SHAPE, CUT, SHAPE["num_hidden_layers"] - CUT),
+    "blind": with_cut(SHAPE, CUT) | ANCHORS,
 }
 
 
@@ -69,7 +70,7 @@ def timed_step(running: Batch) -> float:
 def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
     """Serve ``batch`` prompts in every engine, and let them take turns at decode steps."""
     engines = {name: load(name, batch, args) for name in MODELS}
-    vocab = LLAMA_213M["vocab_size"]
+    vocab = SHAPE["vocab_size"]
     prompts = np.random.default_rng(batch).integers(3, vocab, (batch, args.input_tokens)).tolist()
     running: dict[str, Batch] = {}
     for name, engine in engines.items():
