@@ -41,14 +41,13 @@ def engine_key(
         "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],
         "operators": {operator.name: operator.version for operator in plugins.OPERATORS.values()},
     }
-    if predictor_sha256 is not None:
-        parts["predictor"] = predictor_sha256
-    if calibration_sha256 is not None:
-        parts["calibration"] = calibration_sha256
-    if draft_head_sha256 is not None:
-        parts["draft_head"] = draft_head_sha256
-    if scorer_sha256 is not None:
-        parts["scorer"] = scorer_sha256
+    optional = {
+        "predictor": predictor_sha256,
+        "calibration": calibration_sha256,
+        "draft_head": draft_head_sha256,
+        "scorer": scorer_sha256,
+    }
+    parts |= {name: content for name, content in optional.items() if content is not None}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -20,14 +20,15 @@ class DevicePageMemory:
 
     def __init__(self, manifest: Manifest, pools: Pools) -> None:
         self._rows = list(page_rows(manifest, pools))
-        self.page_bytes = sum(row.shape[1] for row in self._rows)
-        self._copying, self._filling = (_Passage(self.page_bytes, self._rows[0].device) for _ in range(2))
+        widths = [row.shape[1] for row in self._rows]
+        self.page_bytes = sum(widths)
+        self._copying, self._filling = (_Passage(widths, self._rows[0].device) for _ in range(2))
 
     def copy(self, page: int, content: memoryview) -> None:
         """Overwrite ``content``, ``page_bytes`` bytes, with a page; it is whole on return."""
         passage = self._copying
         with passage.after_steps():
-            for row, part in zip(self._rows, passage.parts(self._rows), strict=True):
+            for row, part in zip(self._rows, passage.parts, strict=True):
                 part.copy_(row[page], non_blocking=True)
         np.copyto(np.frombuffer(content, np.uint8), passage.memory.numpy())
 
@@ -36,21 +37,18 @@ class DevicePageMemory:
         passage = self._filling
         np.copyto(passage.memory.numpy(), np.frombuffer(content, np.uint8))
         with passage.after_steps():
-            for row, part in zip(self._rows, passage.parts(self._rows), strict=True):
+            for row, part in zip(self._rows, passage.parts, strict=True):
                 row[page].copy_(part, non_blocking=True)
 
 
 class _Passage:
-    """Memory for a page on its way, and the stream on which it goes."""
+    """Memory for a page on its way, with the part in it of each pool's row, and the stream on which it goes."""
 
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
+    def __init__(self, widths: list[int], device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self.memory = torch.empty(sum(widths), dtype=torch.uint8, pin_memory=on_gpu)
+        self.parts = self.memory.split(widths)
         self._device, self._stream = device, torch.cuda.Stream(device) if on_gpu else None
-
-    def parts(self, rows: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the part of ``memory`` that each row has of a page."""
-        return self.memory.split([row.shape[1] for row in rows])
 
     @contextlib.contextmanager
     def after_steps(self) -> Iterator[None]:
