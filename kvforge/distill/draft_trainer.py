@@ -20,7 +20,7 @@ from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.loss import divergence
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
+from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
 from kvforge.distill.train import make_optimizer
 from kvforge.distill.trained_parameters import fingerprint
 from kvforge.swiftkv import Layout, SwiftKVForCausalLM, make_layout
@@ -199,6 +199,4 @@ class _HeadRun:
 
     def save(self) -> None:
         """Write the state."""
-        state = collect(self.trained, self.optimizer)
-        state |= {"identity": self.identity, "progress": dataclasses.asdict(self.progress)}
-        save_state(self.work / STATE_FILE, state)
+        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)

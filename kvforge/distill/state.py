@@ -1,6 +1,7 @@
 """The state of a run on disk: whole or not there, and only continued by the run that it belongs to."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,6 +79,20 @@ def load_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None
                 "to continue it, or another --work to start a new one."
             )
     return dict(state)
+
+
+def save_run(
+    folder: Path,
+    trained: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    identity: Mapping[str, Any],
+    progress: Any,
+) -> None:
+    """Write the state of a run into ``folder``: weights, moments, what it belongs to, and its ``progress``, a
+    dataclass; all processes call this together. Raises KvforgeError as ``save_state`` does."""
+    state = collect(trained, optimizer)
+    state |= {"identity": identity, "progress": dataclasses.asdict(progress)}
+    world.first_process(lambda: save_state(folder / STATE_FILE, state))
 
 
 def collect(trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The training loop: parameter-sharing distillation of one model on packed sequences, resumable."""
 
-import dataclasses
 import functools
 import math
 import time
@@ -22,7 +21,7 @@ from kvforge.distill.learning_schedule import learning_rate, share, step_indices
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
+from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
 from kvforge.distill.trained_parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.swiftkv import SwiftKVForCausalLM
 
@@ -193,9 +192,7 @@ class _Run:
 
     def save(self) -> None:
         """Write the state; all processes call this together."""
-        state = collect(self.trained, self.optimizer)
-        state |= {"identity": self.identity, "progress": dataclasses.asdict(self.progress)}
-        world.first_process(lambda: save_state(self.work / STATE_FILE, state))
+        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)
 
 
 def _check(config: DistillConfig, model: SwiftKVForCausalLM) -> None:

@@ -1,6 +1,5 @@
 """``kvforge predict scorer`` as a function: from a checkpoint to what scores its tokens for the KV policy kvzap."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from kvforge.distill import DistillConfig, step_log, world
 from kvforge.distill.learning_schedule import learning_rate, step_indices
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
-from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
+from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
 from kvforge.distill.train import make_optimizer
 from kvforge.distill.trained_parameters import fingerprint
 from kvforge.kv_policies.compatibility import check
@@ -235,6 +234,4 @@ class _Run:
 
     def save(self) -> None:
         """Write the state."""
-        state = collect(self.trained, self.optimizer)
-        state |= {"identity": self.identity, "progress": dataclasses.asdict(self.progress)}
-        save_state(self.work / STATE_FILE, state)
+        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)

@@ -1,6 +1,5 @@
 """The training loop of a predictor, resumable: distillation's packing, rates and states around other sums."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from kvforge.distill.learning_schedule import learning_rate, share, step_indices
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
+from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
 from kvforge.distill.train import make_optimizer
 from kvforge.distill.trained_parameters import fingerprint
 from kvforge.prediction.config import PredictConfig
@@ -176,9 +175,7 @@ class _Run:
 
     def save(self) -> None:
         """Write the state."""
-        state = collect(self.trained, self.optimizer)
-        state |= {"identity": self.identity, "progress": dataclasses.asdict(self.progress)}
-        save_state(self.work / STATE_FILE, state)
+        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)
 
 
 def _count(batches: list[Batch]) -> int:

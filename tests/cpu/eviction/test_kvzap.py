@@ -2,6 +2,7 @@
 
 ``data/kvzap-*`` are random scorers that kvpress 0.5.5's KVzapModel saved, with its scores of ``INPUTS``."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -184,7 +185,7 @@ def test_a_trained_scorer_predicts_and_is_served(model: str, tmp_path: Path) -> 
 def test_an_interrupted_training_goes_on_where_it_was(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ScorerOptions(16, 6, 64, loop=scorer_training.dataclasses.replace(LOOP, max_steps=12, batch_size=32))
+    options = ScorerOptions(16, 6, 64, loop=dataclasses.replace(LOOP, max_steps=12, batch_size=32))
     train_scorer(checkpoint, tmp_path / "whole", options, progress=False)
     with monkeypatch.context() as patch:
         take = loop.take_steps
@@ -196,7 +197,7 @@ def test_an_interrupted_training_goes_on_where_it_was(
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all((whole[name] == part[name]).all() for name in whole)
     with pytest.raises(KvforgeError, match="holds a run with units 16"):
-        other = scorer_training.dataclasses.replace(options, units=32)
+        other = dataclasses.replace(options, units=32)
         train_scorer(checkpoint, tmp_path / "part", other, progress=False, overwrite=True)
 
 
