@@ -151,7 +151,7 @@ INT4_CACHE = Feature(
 )
 MIXED_CACHE = replace(INT4_CACHE, name="8-bit keys, 4-bit values", needs=frozenset({Need.TWO_FORMATS, Need.OWN_ENGINE}))
 GROUPED_CACHE = Feature(
-    "2-bit cache in groups",
+    "cache in groups",
     needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS, Need.OWN_ENGINE}),
     limits={
         Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),

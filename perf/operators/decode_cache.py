@@ -25,8 +25,10 @@ from plugins.paged_attention import paged_attention
 from plugins.seal_pages import seal_pages
 from plugins.seal_pages.layout import sealed_shapes
 
-BASELINE, GROUPED = "bfloat16", "kivi2"
-FORMATS = (BASELINE, *(name for name, dtype in KV_DTYPES.items() if dtype is not None), GROUPED)
+BASELINE = "bfloat16"
+GROUPED = {"kivi2": 2, "kivi4": 4}
+"""Formats of sealed pages, and their bits."""
+FORMATS = (BASELINE, *(name for name, dtype in KV_DTYPES.items() if dtype is not None), *GROUPED)
 
 
 def in_large_pages(tensors: list[Tensor]) -> list[Tensor]:
@@ -58,8 +60,8 @@ def turns_of(args: argparse.Namespace, tensors: list[Tensor]) -> "itertools.cycl
 
 def step_of(args: argparse.Namespace, name: str) -> tuple[Callable[[], Any], int]:
     """Return what runs attention over the next pools of this format, and the bytes that it reads."""
-    if name == GROUPED:
-        return grouped_step(args)
+    if name in GROUPED:
+        return grouped_step(args, GROUPED[name])
     (shape, table), (q, starts, lengths) = pages_of(args), query_of(args)
     kv_dtype = "same" if name == BASELINE else name
     made = caches((torch.randn(shape).bfloat16() for _ in "kv"), kv_dtype)
@@ -73,11 +75,11 @@ def step_of(args: argparse.Namespace, name: str) -> tuple[Callable[[], Any], int
     return step, sum(x.nbytes for x in tensors)
 
 
-def grouped_step(args: argparse.Namespace) -> tuple[Callable[[], Any], int]:
-    """Return it for pages sealed in 2 bits, of which each sequence's newest is exact."""
+def grouped_step(args: argparse.Namespace, bits: int) -> tuple[Callable[[], Any], int]:
+    """Return it for pages sealed in so many bits, of which each sequence's newest is exact."""
     (shape, table), (q, starts, lengths) = pages_of(args), query_of(args)
     exact_k, exact_v = (torch.randn(shape).bfloat16() for _ in "kv")
-    sealed = [torch.zeros(shape[0], *own, dtype=dtype) for own, dtype in sealed_shapes(*shape[1:]).values()]
+    sealed = [torch.zeros(shape[0], *own, dtype=dtype) for own, dtype in sealed_shapes(*shape[1:], bits).values()]
     pairs = torch.arange(shape[0]).int()[:, None].expand(-1, 2)
     seal_pages(exact_k, exact_v, pairs, sealed[0], sealed[1], sealed[2], sealed[3])
     num_own = (args.length - 1) % PAGE_SIZE + 1

@@ -15,7 +15,7 @@ def _fake(q: Tensor, **_: Any) -> Tensor:
 
 OPERATOR = define(
     Operator(
-        reference, version=1, variants={"cpu_kernel.cpp": Variants(("portable", "avx2", "avx512", "avx512_bf16"))}
+        reference, version=2, variants={"cpu_kernel.cpp": Variants(("portable", "avx2", "avx512", "avx512_bf16"))}
     ),
     _fake,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from plugins.agreement import values_differ
 from plugins.cases import DTYPES
 from plugins.seal_pages.cases import sealed_pools
-from plugins.seal_pages.layout import GROUP
+from plugins.seal_pages.layout import BITS, GROUP
 from plugins.seal_pages.reference import reference as seal_pages
 
 
@@ -27,7 +27,7 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
     num_pages = sequences * columns + 2
     tables = [torch.randperm(num_pages, generator=gen)[: sequences * columns].view(sequences, columns) for _ in "se"]
     exact = [torch.full((num_pages, page_size, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in "kv"]
-    pools = sealed_pools(num_pages, page_size, kv_heads, head_dim)
+    pools = sealed_pools(num_pages, page_size, kv_heads, head_dim, rng.choice(BITS))
     for s, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         slot = torch.arange(length)
         for x in exact:

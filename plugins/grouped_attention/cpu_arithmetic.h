@@ -14,6 +14,7 @@
 namespace kvforge {
 namespace {
 
+constexpr int kExactBits = 0;                  // in place of a code's: the numbers are exact
 constexpr int kVectors = kGroup / kLanes;      // of 32 lines
 constexpr int kPerTile = kTileSide / kLanes;   // vectors of a tile's lines
 
@@ -44,12 +45,30 @@ inline vfloat load_half(const uint16_t* p) {
 
 using Term = bf16;
 using Operand = __m512i;
-constexpr int kProducts = 8;  // of a tile: a word has two lines' columns 2 i and 2 i + 1
+constexpr int kProducts = 8;  // of a tile, of its columns 2 i and 2 i + 1
 
-// The numbers -1.5, -0.5, 0.5 and 1.5 for the codes at bit 2 i of each half of a word.
+// bfloat16 of code - middle for each value of five bits, of which a code is the lowest.
+template <int Bits>
+struct Numbers {
+  uint16_t of[32] = {};
+  constexpr Numbers() {
+    for (int code = 0; code < 32; ++code) {
+      const int twice = 2 * (code % (1 << Bits)) - ((1 << Bits) - 1), size = twice < 0 ? -twice : twice;
+      int power = 0;
+      while (2 << power <= size) ++power;
+      of[code] = static_cast<uint16_t>((twice < 0) << 15 | (126 + power) << 7 | (size << (7 - power) & 0x7f));
+    }
+  }
+};
+
+template <int Bits>
+alignas(64) constexpr Numbers<Bits> kNumbers;
+
+// The numbers of the i-th codes of both halves of words.
+template <int Bits>
 inline Operand unpack(vint words, int i) {
-  const __m512i numbers = _mm512_set1_epi64(0x3fc03f00bf00bfc0);
-  return _mm512_permutexvar_epi16(_mm512_srli_epi16(reinterpret_cast<__m512i>(words), 2 * i), numbers);
+  return _mm512_permutexvar_epi16(_mm512_srli_epi16(reinterpret_cast<__m512i>(words), Bits * i),
+                                  _mm512_load_si512(kNumbers<Bits>.of));
 }
 
 inline vfloat add_product(vfloat sum, Operand x, const Term* terms, int i) {
@@ -96,15 +115,19 @@ using Term = float;
 using Operand = vfloat;
 constexpr int kProducts = 16;
 
+template <int Bits>
 inline Operand unpack(vint words, int i) {
-  const vint codes = words >> (16 * (i % 2) + i / 2 * 2);
+  constexpr int kCodes = 1 << Bits;
+  constexpr float kMiddle = (kCodes - 1) / 2.0f;
+  const vint codes = words >> (16 * (i % 2) + i / 2 * Bits);
 #if defined(__AVX2__)
-  vfloat numbers;  // by the lowest bits
-  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<float>(lane % 4) - 1.5f;
-  return __builtin_shuffle(numbers, codes);
-#else
-  return __builtin_convertvector(codes & 3, vfloat) - 1.5f;
+  if constexpr (kCodes <= kLanes) {
+    vfloat numbers;  // by the lowest bits
+    for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<float>(lane % kCodes) - kMiddle;
+    return __builtin_shuffle(numbers, codes);
+  }
 #endif
+  return __builtin_convertvector(codes & (kCodes - 1), vfloat) - kMiddle;
 }
 
 inline vfloat add_product(vfloat sum, Operand x, const Term* terms, int i) { return sum + x * terms[i]; }

@@ -27,15 +27,15 @@ struct KeyBlock {
 // is read in its place.
 inline KeyBlock sealed_block(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, int64_t end) {
   const SealedLayout& p = a.layout;
-  const int64_t columns = p.head_dim / kTileSide, page_columns = p.page_size / kTileSide;
-  KeyBlock block{begin / kBlock * kBlock, begin, end, columns * kSealedTile, page_columns * kSealedTile,
+  const int64_t columns = p.head_dim / kTileSide, page_columns = p.page_size / kTileSide, tile = p.tile();
+  KeyBlock block{begin / kBlock * kBlock, begin, end, columns * tile, page_columns * tile,
                  2 * p.page_size, {}, {}, {}, {}};
   int64_t page = begin / p.page_size, slot = begin % p.page_size;
   for (int64_t i = 0; i < block.num_groups(); ++i) {
     const bool exists = rows.pages[page] >= 0 && rows.pages[page] < a.num_pages;
     const int64_t head = (exists ? rows.pages[page] : 0) * p.kv_heads + rows.kv_head;
     block.k[i] = reinterpret_cast<const char*>(a.k_codes + head * p.codes()) + slot / kTileSide * block.k_line;
-    block.v[i] = reinterpret_cast<const char*>(a.v_codes + head * p.codes()) + slot / kTileSide * kSealedTile;
+    block.v[i] = reinterpret_cast<const char*>(a.v_codes + head * p.codes()) + slot / kTileSide * tile;
     block.k_numbers[i] = a.k_groups + head * p.groups() + slot / kGroup * 2 * p.head_dim;
     block.v_numbers[i] = a.v_groups + head * p.groups() + slot;
     if ((slot += kGroup) == p.page_size) slot = 0, ++page;
@@ -51,7 +51,7 @@ inline void fetch(const GroupedArgs& a, const KeyBlock& block, int64_t group) {
   const int64_t dim = a.layout.head_dim;
   ask(block.k[group], 2 * block.k_line);
   ask(block.k_numbers[group], 4 * dim);
-  for (int64_t line = 0; line < dim / kTileSide; ++line) ask(block.v[group] + line * block.v_line, 2 * kSealedTile);
+  for (int64_t line = 0; line < dim / kTileSide; ++line) ask(block.v[group] + line * block.v_line, 2 * a.layout.tile());
   for (int64_t c = 0; c < dim / kGroup; ++c)
     for (int64_t i = 0; i < 2; ++i) ask(block.v_numbers[group] + c * block.v_next + i * a.layout.page_size, 2 * kGroup);
 }

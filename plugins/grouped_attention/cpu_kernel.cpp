@@ -1,4 +1,4 @@
-// The kernel. A sealed number is (code - 1.5) * step + middle. So a score is a product of the codes with the query times the
+// The kernel. A sealed number is (code - half of the largest code) * step + middle. So a score is a product of the codes with the query times the
 // steps of its channels, plus the query times their middles, which all 32 keys of a group share; a sum of values is a product
 // of the codes with the weights times the steps of their tokens, plus the weights times their middles. A row has the same
 // bits whatever is beside it: a slot's products are sums in the order of the columns, its softmax is relative to its own
@@ -14,6 +14,8 @@ namespace kvforge {
 namespace {
 
 constexpr int64_t kStrip = 8;  // rows that are worked on at once
+
+constexpr int64_t tile_bytes(int bits) { return bits == kExactBits ? kPlainTile : kTileSide * kTileSide * bits / 8; }
 
 struct Scratch {
   float *queries, *sums;  // of all rows, [rows, head_dim]
@@ -49,18 +51,20 @@ struct Strip {
 };
 
 // Steps and middles of 32 numbers.
+template <int Bits>
 inline void step_and_middle(const uint16_t* least, const uint16_t* step, vfloat out[2]) {
   out[0] = load_half(step);
-  out[1] = load_half(least) + out[0] * 1.5f;
+  out[1] = load_half(least) + out[0] * (((1 << Bits) - 1) / 2.0f);
 }
 
 // The terms of rows for the channels of one group of keys, and what these share of a score.
+template <int Bits>
 inline void key_terms(const GroupedArgs& a, const uint16_t* numbers, const float* queries, int64_t count,
                       const Scratch& s, float shared[kStrip]) {
   const int64_t dim = a.layout.head_dim;
   for (int64_t d = 0; d < dim; d += kLanes) {
     vfloat both[2];
-    step_and_middle(numbers + d, numbers + dim + d, both);
+    step_and_middle<Bits>(numbers + d, numbers + dim + d, both);
     store(s.numbers + d, both[0]);
     store(s.numbers + dim + d, both[1]);
   }
@@ -79,13 +83,13 @@ inline void key_terms(const GroupedArgs& a, const uint16_t* numbers, const float
   }
 }
 
-template <bool Exact>
+template <int Bits>
 void score_keys(const GroupedArgs& a, const KeyBlock& block, const float* queries, int64_t count, const Scratch& s,
                 const KeyBlock* next) {
   const int64_t dim = a.layout.head_dim;
-  constexpr int64_t kTileBytes = Exact ? kPlainTile : kSealedTile;
+  constexpr int64_t kTileBytes = tile_bytes(Bits);
   float shared[kStrip] = {};
-  if constexpr (Exact)
+  if constexpr (Bits == kExactBits)
     for (int64_t i = 0; i < count * dim; i += kGroup) {
       vfloat x[kVectors];
       for (int v = 0; v < kVectors; ++v) x[v] = load(queries + i + v * kLanes);
@@ -93,13 +97,13 @@ void score_keys(const GroupedArgs& a, const KeyBlock& block, const float* querie
     }
   for (int64_t g = 0; g < block.num_groups(); ++g) {
     if (next != nullptr && g < next->num_groups()) fetch(a, *next, g);
-    if constexpr (!Exact) key_terms(a, block.k_numbers[g], queries, count, s, shared);
+    if constexpr (Bits != kExactBits) key_terms<Bits>(a, block.k_numbers[g], queries, count, s, shared);
     float* const scores = s.scores + block.begin - block.base + g * kGroup;
     in_row_groups(count, [&](int64_t r, auto rows) __attribute__((always_inline)) {
       vfloat sums[rows.value][kVectors] = {};
       const char* tile = block.k[g];
       for (int64_t d = 0; d < dim; d += kTileSide, tile += kTileBytes)
-        add_tiles<rows.value, Exact>(sums, tile, tile + block.k_line, s.terms + r * dim + d, dim);
+        add_tiles<rows.value, Bits>(sums, tile, tile + block.k_line, s.terms + r * dim + d, dim);
       for (int i = 0; i < rows.value; ++i)
         for (int v = 0; v < kVectors; ++v) store(scores + (r + i) * kBlock + v * kLanes, sums[i][v] + shared[r + i]);
     });
@@ -118,6 +122,7 @@ inline void value_terms(const float* weights, const vfloat* steps, const vfloat*
 }
 
 // For 32 channels of sealed values. A key that a row does not see has no number, as it may not be one.
+template <int Bits>
 void all_value_terms(const GroupedArgs& a, const KeyBlock& block, const Strip& strip, int64_t channel, const Scratch& s,
                      vfloat shared[kStrip]) {
   for (int64_t g = 0; g < block.num_groups(); ++g) {
@@ -126,7 +131,7 @@ void all_value_terms(const GroupedArgs& a, const KeyBlock& block, const Strip& s
     vfloat steps[kVectors], middles[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       vfloat both[2];
-      step_and_middle(numbers + v * kLanes, numbers + a.layout.page_size + v * kLanes, both);
+      step_and_middle<Bits>(numbers + v * kLanes, numbers + a.layout.page_size + v * kLanes, both);
       steps[v] = both[0];
       middles[v] = both[1];
     }
@@ -149,11 +154,11 @@ void all_value_terms(const GroupedArgs& a, const KeyBlock& block, const Strip& s
   }
 }
 
-template <bool Exact>
+template <int Bits>
 void weigh_values(const GroupedArgs& a, const KeyBlock& block, const Strip& strip, const Scratch& s) {
   const int64_t dim = a.layout.head_dim, from = block.begin - block.base;
-  constexpr int64_t kTileBytes = Exact ? kPlainTile : kSealedTile;
-  if constexpr (Exact)
+  constexpr int64_t kTileBytes = tile_bytes(Bits);
+  if constexpr (Bits == kExactBits)
     for (int64_t r = 0; r < strip.count; ++r)
       for (int64_t j = from; j < from + block.end - block.begin; j += kGroup) {
         vfloat x[kVectors];
@@ -162,14 +167,14 @@ void weigh_values(const GroupedArgs& a, const KeyBlock& block, const Strip& stri
       }
   for (int64_t channel = 0; channel < dim; channel += kGroup) {
     vfloat shared[kStrip] = {};
-    if constexpr (!Exact) all_value_terms(a, block, strip, channel, s, shared);
+    if constexpr (Bits != kExactBits) all_value_terms<Bits>(a, block, strip, channel, s, shared);
     in_row_groups(strip.count, [&](int64_t r, auto rows) __attribute__((always_inline)) {
       vfloat sums[rows.value][kVectors] = {};
       for (int64_t g = 0; g < block.num_groups(); ++g) {
         const char* tile = block.v[g] + channel / kTileSide * block.v_line;
         const Term* terms = s.terms + r * kBlock + from + g * kGroup;
         for (int64_t t = 0; t < kGroup; t += kTileSide, tile += kTileBytes)
-          add_tiles<rows.value, Exact>(sums, tile, tile + block.v_line, terms + t, kBlock);
+          add_tiles<rows.value, Bits>(sums, tile, tile + block.v_line, terms + t, kBlock);
       }
       for (int i = 0; i < rows.value; ++i) {
         const float rest = sum(shared[r + i]);
@@ -187,7 +192,7 @@ struct Target {
 };
 
 // Rows [begin, end) of a piece over one block.
-template <bool Exact>
+template <int Bits>
 void attend_block(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, int64_t end, const KeyBlock& block,
                   const KeyBlock* next, const Target& target, const Scratch& s) {
   const int64_t dim = a.layout.head_dim;
@@ -196,9 +201,9 @@ void attend_block(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, 
     for (int64_t r = 0; r < strip.count; ++r) {
       const int64_t at = position(a, rows, rows.row_begin + top_row + r);
       strip.first[r] = larger(block.begin, first_key(a, at));
-      strip.last[r] = smaller(block.end, Exact ? at + 1 : own_page(a, at));
+      strip.last[r] = smaller(block.end, Bits == kExactBits ? at + 1 : own_page(a, at));
     }
-    score_keys<Exact>(a, block, s.queries + top_row * dim, strip.count, s, top_row == begin ? next : nullptr);
+    score_keys<Bits>(a, block, s.queries + top_row * dim, strip.count, s, top_row == begin ? next : nullptr);
     const int64_t from = block.begin - block.base, width = block.end - block.begin;
     float tops[kStrip], totals[kStrip] = {};
     for (int64_t r = 0; r < strip.count; ++r) {
@@ -208,7 +213,7 @@ void attend_block(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, 
       else
         std::memset(scores, 0, width * sizeof(float));
     }
-    weigh_values<Exact>(a, block, strip, s);
+    weigh_values<Bits>(a, block, strip, s);
     for (int64_t r = 0; r < strip.count; ++r) {
       const float* fresh = s.fresh + r * dim;
       if (totals[r] == 0) continue;
@@ -254,7 +259,7 @@ void attend_own(const GroupedArgs& a, const GroupedRows& rows, int64_t part, con
     if (first >= last) continue;
     const KeyBlock block = a.is_bf16 ? exact_block<bf16>(a, rows, first, last, s.exact)
                                      : exact_block<float>(a, rows, first, last, s.exact);
-    attend_block<true>(a, rows, begin, end, block, nullptr, target, s);
+    attend_block<kExactBits>(a, rows, begin, end, block, nullptr, target, s);
   }
 }
 
@@ -286,7 +291,8 @@ void attend(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, int64_
     block = next;
     const bool has_next = slot + 1 < smaller(end, blocks);
     if (has_next) next = block_at(slot + 1);
-    attend_block<false>(a, rows, 0, count, block, has_next ? &next : nullptr, target, s);
+    const auto of_bits = a.layout.bits == 2 ? attend_block<2> : attend_block<4>;
+    of_bits(a, rows, 0, count, block, has_next ? &next : nullptr, target, s);
   }
   if (partial != nullptr) return;
   for (int64_t r = 0; r < count; ++r) finish(a, rows, r, sums[r]);

@@ -30,25 +30,30 @@ inline __attribute__((always_inline)) void in_row_groups(int64_t rows, const Bod
   for (; r < rows; ++r) body(r, std::integral_constant<int, 1>());
 }
 
-// Adds the products of Rows rows of terms, `stride` apart, with the 16 columns of two tiles, one below the other: of codes,
-// or of exact numbers.
-template <int Rows, bool Exact>
+// Adds the products of Rows rows of terms, `stride` apart, with the 16 columns of two tiles, one below the other: of codes
+// of so many bits, or of exact numbers.
+template <int Rows, int Bits>
 inline __attribute__((always_inline)) void add_tiles(vfloat (&sums)[Rows][kVectors], const char* upper,
                                                      const char* lower, const Term* terms, int64_t stride) {
+  constexpr bool kExact = Bits == kExactBits;
+  constexpr int kWords = kExact ? 1 : Bits / 2, kOfWord = kProducts / kWords;
   vint words[kVectors];
-  if constexpr (!Exact)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) words[v] = load_words((v < kPerTile ? upper : lower) + place_of(v));
 #pragma GCC unroll 16
-  for (int i = 0; i < kProducts; ++i)
+  for (int i = 0; i < kProducts; ++i) {
+    if constexpr (!kExact)
+      if (i % kOfWord == 0)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+          words[v] = load_words((v < kPerTile ? upper : lower) + i / kOfWord * kTileSide * 4 + place_of(v));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       Operand x;
-      if constexpr (Exact) x = load_operand((v < kPerTile ? upper : lower) + i * kTileSide * 4 + place_of(v));
-      else x = unpack(words[v], i);
+      if constexpr (kExact) x = load_operand((v < kPerTile ? upper : lower) + i * kTileSide * 4 + place_of(v));
+      else x = unpack<Bits>(words[v], i % kOfWord);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) sums[r][v] = add_product(sums[r][v], x, terms + r * stride, i);
     }
+  }
 }
 
 }  // namespace

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from plugins.agreement import bits_differ
 from plugins.cases import DTYPES
-from plugins.seal_pages.layout import GROUP, sealed_shapes
+from plugins.seal_pages.layout import BITS, GROUP, sealed_shapes
 
 
-def sealed_pools(num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> list[Tensor]:
+def sealed_pools(num_pages: int, page_size: int, kv_heads: int, head_dim: int, bits: int) -> list[Tensor]:
     """k_codes, v_codes, k_groups and v_groups of which no group is a number."""
     return [
         torch.full((num_pages, *shape), 0xA5 if dtype == torch.uint8 else float("nan"), dtype=dtype)
-        for shape, dtype in sealed_shapes(page_size, kv_heads, head_dim).values()
+        for shape, dtype in sealed_shapes(page_size, kv_heads, head_dim, bits).values()
     ]
 
 
@@ -32,7 +32,11 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
     pages = rng.sample(range(num_pages), min(num_exact, num_pages))
     rows = [(-1 if rng.random() < 0.3 else index, page) for index, page in enumerate(pages)]
     seal = torch.tensor([(-5, 10**6), *rows], dtype=torch.int32)
-    return *(x.to(dtype) for x in exact), seal, *sealed_pools(num_pages, page_size, kv_heads, head_dim)
+    return (
+        *(x.to(dtype) for x in exact),
+        seal,
+        *sealed_pools(num_pages, page_size, kv_heads, head_dim, rng.choice(BITS)),
+    )
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

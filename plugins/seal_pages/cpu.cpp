@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,15 +37,20 @@ struct Columns {
         codes(reinterpret_cast<uint8_t*>(is_nan + columns)) {}
 };
 
-// Four codes of the even and four of the odd ones of eight columns, in one byte each.
-inline uint32_t two_bytes(const uint8_t* codes) {
-  uint64_t x;
-  std::memcpy(&x, codes, sizeof x);
-  return static_cast<uint32_t>(x | x >> 14 | x >> 28 | x >> 42) & 0xffff;
+// The word of 32 / Bits columns: the even ones' codes in its lower half, the odd ones' in its upper half.
+template <int Bits>
+inline uint32_t word_of(const uint8_t* codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 16 / Bits; ++i)
+    word |= static_cast<uint32_t>(codes[2 * i]) << Bits * i | static_cast<uint32_t>(codes[2 * i + 1]) << (16 + Bits * i);
+  return word;
 }
 
 // 32 lines of `count` columns, at x: their tiles, of which `count / 16` are beside one another, and their group.
+template <int Bits>
 void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c10::Half* group) {
+  constexpr float kLast = (1 << Bits) - 1;
+  constexpr int64_t kWords = Bits / 2, kTile = kTileSide * kTileSide * Bits / 8;
   for (int64_t d = 0; d < count; ++d) {
     c.least[d] = std::numeric_limits<float>::infinity();
     c.largest[d] = -std::numeric_limits<float>::infinity();
@@ -60,8 +66,8 @@ void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c
   for (int64_t d = 0; d < count; ++d) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const c10::Half least(c.is_nan[d] ? nan : c.least[d] + 0.0f);  // of two zeros the positive one
-    const float third = c10::Half((c.largest[d] - c.least[d]) / 3.0f);
-    const c10::Half step(c.is_nan[d] ? nan : third < kLeastStep ? kLeastStep : third);
+    const float part = c10::Half((c.largest[d] - c.least[d]) / kLast);
+    const c10::Half step(c.is_nan[d] ? nan : part < kLeastStep ? kLeastStep : part);
     group[d] = least;
     group[count + d] = step;
     c.least[d] = least;
@@ -71,23 +77,21 @@ void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c
   for (int64_t line = 0; line < kGroup; ++line)
     for (int64_t d = 0; d < count; ++d) {
       const float y = (x[line * count + d] - c.least[d]) / c.step[d];
-      const float bounded = y > 0.0f ? (y < 3.0f ? y : 3.0f) : 0.0f;  // of a NaN 0
+      const float bounded = y > 0.0f ? (y < kLast ? y : kLast) : 0.0f;  // of a NaN 0
       c.codes[line * count + d] = static_cast<uint8_t>(static_cast<int32_t>((bounded + kMagic) - kMagic));
     }
   for (int64_t line = 0; line < kGroup; ++line) {
-    uint8_t* to = tiles + line / kTileSide * (count / kTileSide) * kSealedTile + line % kTileSide * 4;
-    for (int64_t d = 0; d < count; d += kTileSide, to += kSealedTile) {
-      const uint8_t* codes = c.codes + line * count + d;
-      const uint32_t first = two_bytes(codes), second = two_bytes(codes + 8);
-      const uint32_t even = (first & 0xff) | (second & 0xff) << 8, odd = first >> 8 | (second & 0xff00);
-      const uint32_t word = even | odd << 16;
-      std::memcpy(to, &word, sizeof word);
-    }
+    uint8_t* to = tiles + line / kTileSide * (count / kTileSide) * kTile + line % kTileSide * 4;
+    for (int64_t d = 0; d < count; d += kTileSide, to += kTile)
+      for (int64_t w = 0; w < kWords; ++w) {
+        const uint32_t word = word_of<Bits>(c.codes + line * count + d + w * (32 / Bits));
+        std::memcpy(to + w * kTileSide * 4, &word, sizeof word);
+      }
   }
 }
 
 // One KV head of a page, whose first token's K and V these are; tokens lie `row` apart.
-template <typename T>
+template <int Bits, typename T>
 void seal(const SealedLayout& p, const T* k, const T* v, int64_t row, uint8_t* k_codes, uint8_t* v_codes,
           c10::Half* k_groups, c10::Half* v_groups) {
   thread_local Workspace workspace;
@@ -96,7 +100,8 @@ void seal(const SealedLayout& p, const T* k, const T* v, int64_t row, uint8_t* k
   const auto quantize_all = [&](int64_t lines, int64_t columns, uint8_t* codes, c10::Half* groups) {
     const Columns scratch(reinterpret_cast<char*>(x + size), columns);
     for (int64_t g = 0; g < lines / kGroup; ++g)
-      quantize(x + g * kGroup * columns, columns, scratch, codes + g * kGroup * columns / 4, groups + g * 2 * columns);
+      quantize<Bits>(x + g * kGroup * columns, columns, scratch, codes + g * kGroup * columns * Bits / 8,
+                     groups + g * 2 * columns);
   };
   for (int64_t t = 0; t < p.page_size; ++t)
     for (int64_t d = 0; d < p.head_dim; ++d) x[t * p.head_dim + d] = to_float(k[t * row + d]);
@@ -129,8 +134,9 @@ void seal_pages(const at::Tensor& exact_k, const at::Tensor& exact_v, const at::
       const auto [exact, page] = pairs[i / p.kv_heads];
       const int64_t token = p.kv_heads * p.head_dim, head = i % p.kv_heads, to = page * p.kv_heads + head;
       const int64_t from = exact * p.page_size * token + head * p.head_dim;
-      seal(p, k + from, v + from, token, kc + to * p.codes(), vc + to * p.codes(), kg + to * p.groups(),
-           vg + to * p.groups());
+      const auto of_bits = p.bits == 2 ? seal<2, std::decay_t<decltype(*k)>> : seal<4, std::decay_t<decltype(*k)>>;
+      of_bits(p, k + from, v + from, token, kc + to * p.codes(), vc + to * p.codes(), kg + to * p.groups(),
+              vg + to * p.groups());
     });
   };
   const void *k = exact_k.const_data_ptr(), *v = exact_v.const_data_ptr();

@@ -13,9 +13,9 @@ from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
 
 @dataclass(frozen=True)
 class SealedPages(Keeping, Insertion, Sealing, Full):
-    """What ``full`` is where the cache has groups (``--kv-dtype kivi2``): a step writes K and V to exact pages and
-    seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it sealed,
-    whatever it is computed with.
+    """What ``full`` is where the cache has groups (``kivi4``, ``kivi2``): a step writes K and V to exact pages
+    and seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it
+    sealed, whatever it is computed with.
 
     A sequence has exact pages for the tokens that a step computes of it, and between steps one where its newest page is
     not full. A page keeps its exact one until all its tokens are there for good: where drafts filled it and are not
@@ -30,7 +30,7 @@ class SealedPages(Keeping, Insertion, Sealing, Full):
         for name, value in (("--page-size", page_size), ("the model's head_dim", head_dim)):
             if value % GROUP_SIZE:
                 raise BuildError(
-                    f"--kv-dtype kivi2 has groups of {GROUP_SIZE} numbers, but {name} is {value}; "
+                    f"--kv-dtype kivi2 and kivi4 have groups of {GROUP_SIZE} numbers, but {name} is {value}; "
                     + ("give a multiple." if name.startswith("--") else "give --kv-dtype int4.")
                 )
 
@@ -44,12 +44,12 @@ class SealedPages(Keeping, Insertion, Sealing, Full):
         return num_sealed * cache.token_bytes + num_exact * cache.exact_token_bytes
 
     def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
-        """Codes, four in a byte, and the groups' least numbers and steps of K and of V: the ``sealed_shapes`` of
+        """Codes, in tiles of 16 by 16, and the groups' least numbers and steps of K and of V: the ``sealed_shapes`` of
         ``plugins.seal_pages.layout``."""
-        page, heads, dim = cache.page_size, cache.num_kv_heads, cache.head_dim
+        page, heads, dim, tile = cache.page_size, cache.num_kv_heads, cache.head_dim, 32 * cache.element_bits
         return (
-            StatePool("k_codes", "cache", (heads, page // 16, dim // 16, 64), "uint8"),
-            StatePool("v_codes", "cache", (heads, dim // 16, page // 16, 64), "uint8"),
+            StatePool("k_codes", "cache", (heads, page // 16, dim // 16, tile), "uint8"),
+            StatePool("v_codes", "cache", (heads, dim // 16, page // 16, tile), "uint8"),
             StatePool("k_groups", "cache", (heads, page // GROUP_SIZE, 2, dim), "float16"),
             StatePool("v_groups", "cache", (heads, dim // GROUP_SIZE, 2, page), "float16"),
         )

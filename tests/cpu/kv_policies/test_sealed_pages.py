@@ -1,4 +1,4 @@
-"""A cache of 2 bits in groups: what a query reads, by what path soever it comes to be computed."""
+"""A cache of 2 or 4 bits in groups: what a query reads, by what path soever it comes to be computed."""
 
 import dataclasses
 import json
@@ -29,6 +29,8 @@ from tests.support.sessions.eager import EagerSession, eager_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZE, TOKENS = 32, 150
+FORMATS = (("kivi2", 2), ("kivi4", 4))
+"""And their bits."""
 OPTIONS = {"kv_dtype": "kivi2", "page_size": PAGE_SIZE, "max_seq_len": 256}
 SUM_OF_LOGITS = sum_error(96) * 10
 """Between two orders of adding up the exponentials of 96 equal logits, of log-probabilities down to -10."""
@@ -53,15 +55,16 @@ def some_tokens(seed: int = 3, count: int = TOKENS) -> list[int]:
     return torch.randint(3, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+@pytest.mark.parametrize(("kv_dtype", "bits"), FORMATS)
 @torch.inference_mode()
-def test_logits_are_those_of_a_simulated_cache(checkpoint) -> None:
-    """A query's own page exact, those before it in 2 bits: the two round the same numbers, up to float32's own error,
+def test_logits_are_those_of_a_simulated_cache(kv_dtype: str, bits: int, checkpoint) -> None:
+    """A query's own page exact, those before it in few bits: the two round the same numbers, up to float32's own error,
     and agree far better than either does with an exact cache."""
-    session = eager_session(checkpoint, BuildOptions(dtype="float32", **OPTIONS))
+    session = eager_session(checkpoint, BuildOptions(dtype="float32", **OPTIONS | {"kv_dtype": kv_dtype}))
     config, weights, tokens = session.config, load_weights(checkpoint), some_tokens()
 
     def sealed(owner, q, k, v, window):
-        stored = by_channel(k, 2, 32), asymmetric(v, 2, 32)
+        stored = by_channel(k, bits, 32), asymmetric(v, bits, 32)
         return attend_residual(q, (k, v), stored, PAGE_SIZE)
 
     ids = torch.tensor(tokens)
@@ -74,9 +77,11 @@ def test_logits_are_those_of_a_simulated_cache(checkpoint) -> None:
     assert effect / exact.std() > 1e-2
 
 
+@pytest.mark.parametrize("kv_dtype", dict(FORMATS))
 @torch.inference_mode()
-def test_bits_do_not_depend_on_chunks_and_pages(checkpoint) -> None:
-    session = eager_session(checkpoint, BuildOptions(dtype="bfloat16", weight_dtype="int8", **OPTIONS))
+def test_bits_do_not_depend_on_chunks_and_pages(kv_dtype: str, checkpoint) -> None:
+    options = OPTIONS | {"kv_dtype": kv_dtype}
+    session = eager_session(checkpoint, BuildOptions(dtype="bfloat16", weight_dtype="int8", **options))
     whole, *others = (logits_in_chunks(session, some_tokens(), chunks, seed) for seed, chunks in enumerate(CHUNKS))
     for other in others:
         assert torch.equal(other, whole)
@@ -92,11 +97,12 @@ def generate(engine: LLMEngine, prompt: list[int], params: SamplingParams) -> li
     return found
 
 
+@pytest.mark.parametrize("kv_dtype", dict(FORMATS))
 @pytest.mark.parametrize("draws_drafts", [False, True], ids=["plain", "drafts"])
-def test_schedules_give_the_bits_of_one_at_a_time(draws_drafts: bool, seeds: Seeds) -> None:
+def test_schedules_give_the_bits_of_one_at_a_time(draws_drafts: bool, kv_dtype: str, seeds: Seeds) -> None:
     """Chunks, neighbours, pages, preemptions, prefixes, and drafts of up to two pages that are right, partly right or
     wrong: tokens and their log-probabilities are those of each sequence alone, in every bit."""
-    options = OPTIONS | {"dtype": "bfloat16", "max_draft_len": 48, "max_num_tokens": 128}
+    options = OPTIONS | {"dtype": "bfloat16", "max_draft_len": 48, "max_num_tokens": 128, "kv_dtype": kv_dtype}
     session = small_session(options, head_dim=32, num_layers=3)
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     counts = dict.fromkeys(("preemptions", "reused_tokens", "draft_tokens", "accepted_draft_tokens"), 0)
@@ -245,7 +251,10 @@ def test_scores_are_the_log_probabilities_of_generation() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"page_size": 16}, "--kv-dtype kivi2 has groups of 32 numbers, but --page-size is 16; give a multiple."),
+        (
+            {"page_size": 16},
+            "--kv-dtype kivi2 and kivi4 have groups of 32 numbers, but --page-size is 16; give a multiple.",
+        ),
         ({"kv_policy": "keydiff"}, "with --kv-dtype kivi2 what is sealed stays as it was rounded"),
         ({"kv_policy": "quest"}, "with --kv-dtype kivi2 the numbers in it have another"),
         ({"target": "cuda"}, "with target cuda no kernel seals them; build with --target cpu"),
