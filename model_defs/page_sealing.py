@@ -1,4 +1,4 @@
-"""A cache of which whole pages are stored in few bits (``kivi4``, ``kivi2``), with exact pages for the newest tokens.
+"""A cache of which whole pages are stored in 4, 3 or 2 bits (``kivi4`` …), with exact pages for the newest tokens.
 
 A step writes K and V to exact pages. Those that it fills are sealed at once, before any layer attends. A query reads
 its own page exactly and the pages before it sealed, so that what it sees depends on its position alone.

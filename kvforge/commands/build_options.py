@@ -19,7 +19,7 @@ def _flags() -> dict[str, dict[str, Any]]:
         },
         "kv_dtype": {
             "help": "the KV cache: auto, float32, bfloat16, fp8, int8, int4 or k8v4, which is int8 for K and int4 for "
-            "V (a scale per token and head), kivi4 or kivi2 (4 or 2 bits, whole pages at once), fp8_static or "
+            "V (a scale per token and head), kivi4, kivi3 or kivi2 (that many bits, whole pages at once), fp8_static or "
             "int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
         },
         "max_num_seqs": {"type": int, "metavar": "N", "help": "sequences in one step (default: 64)"},

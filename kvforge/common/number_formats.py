@@ -93,6 +93,7 @@ _NUMBERS = {
     "fp8_static": NumberFormat("float8_e4m3fn", 8, "static"),
     "int8_static": NumberFormat("int8", 8, "static"),
     "kivi2": NumberFormat("uint8", 2, "grouped"),
+    "kivi3": NumberFormat("uint8", 3, "grouped"),
     "kivi4": NumberFormat("uint8", 4, "grouped"),
 }
 KV_FORMATS = {

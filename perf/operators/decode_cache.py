@@ -26,7 +26,7 @@ from plugins.seal_pages import seal_pages
 from plugins.seal_pages.layout import sealed_shapes
 
 BASELINE = "bfloat16"
-GROUPED = {"kivi2": 2, "kivi4": 4}
+GROUPED = {"kivi2": 2, "kivi3": 3, "kivi4": 4}
 """Formats of sealed pages, and their bits."""
 FORMATS = (BASELINE, *(name for name, dtype in KV_DTYPES.items() if dtype is not None), *GROUPED)
 

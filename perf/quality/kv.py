@@ -32,7 +32,7 @@ from perf.training.tokenizer import FastEncoder
 
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
-KV_DTYPES = ("bfloat16", "fp8", "int8", "int4", "k8v4", "kivi4", "kivi2", "fp8_static")
+KV_DTYPES = ("bfloat16", "fp8", "int8", "int4", "k8v4", "kivi4", "kivi3", "kivi2", "fp8_static")
 
 
 def checkpoint_of(group_size: int | None, work: Path) -> Path:
@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> Report:
 BASELINE = "bfloat16"
 COLOURS = {
     "bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "int4": "tab:purple", "k8v4": "tab:olive",
-    "kivi2": "tab:brown", "kivi4": "tab:olive", "fp8_static": "tab:red",
+    "kivi2": "tab:brown", "kivi3": "tab:cyan", "kivi4": "tab:pink", "fp8_static": "tab:red",
 }  # fmt: skip
 
 

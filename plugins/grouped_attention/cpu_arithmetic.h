@@ -27,6 +27,14 @@ inline vint load_words(const char* p) {
   return x;
 }
 
+// The words of lines of 16 columns, one bit of each: the even columns' in their lower halves, the odd ones' in the upper.
+inline vint load_bits(const char* p) {
+  vbf16 x;
+  std::memcpy(&x, p, sizeof x);
+  const vint bits = __builtin_convertvector(x, vint);
+  return (bits & 0xff) | bits >> 8 << 16;
+}
+
 // float16 as float32.
 inline vfloat load_half(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -64,11 +72,16 @@ struct Numbers {
 template <int Bits>
 alignas(64) constexpr Numbers<Bits> kNumbers;
 
-// The numbers of the i-th codes of both halves of words.
+// The numbers of the i-th codes of both halves of words; of codes of 3 bits `high` has the highest.
 template <int Bits>
-inline Operand unpack(vint words, int i) {
-  return _mm512_permutexvar_epi16(_mm512_srli_epi16(reinterpret_cast<__m512i>(words), Bits * i),
-                                  _mm512_load_si512(kNumbers<Bits>.of));
+inline Operand unpack(vint words, vint high, int i) {
+  __m512i codes = _mm512_srli_epi16(reinterpret_cast<__m512i>(words), (Bits == 3 ? 2 : Bits) * i);
+  if constexpr (Bits == 3) {
+    const __m512i bits = reinterpret_cast<__m512i>(high);
+    const __m512i third = i < 2 ? _mm512_slli_epi16(bits, i < 2 ? 2 - i : 0) : _mm512_srli_epi16(bits, i < 2 ? 0 : i - 2);
+    codes = _mm512_ternarylogic_epi32(_mm512_set1_epi16(3), codes, third, 0xca);  // where there is a 1, codes, else third
+  }
+  return _mm512_permutexvar_epi16(codes, _mm512_load_si512(kNumbers<Bits>.of));
 }
 
 inline vfloat add_product(vfloat sum, Operand x, const Term* terms, int i) {
@@ -116,10 +129,11 @@ using Operand = vfloat;
 constexpr int kProducts = 16;
 
 template <int Bits>
-inline Operand unpack(vint words, int i) {
+inline Operand unpack(vint words, vint high, int i) {
   constexpr int kCodes = 1 << Bits;
   constexpr float kMiddle = (kCodes - 1) / 2.0f;
-  const vint codes = words >> (16 * (i % 2) + i / 2 * Bits);
+  vint codes = words >> (16 * (i % 2) + i / 2 * (Bits == 3 ? 2 : Bits));
+  if constexpr (Bits == 3) codes = (codes & 3) | (high >> (16 * (i % 2) + i / 2) & 1) << 2;
 #if defined(__AVX2__)
   if constexpr (kCodes <= kLanes) {
     vfloat numbers;  // by the lowest bits

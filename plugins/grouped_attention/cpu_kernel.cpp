@@ -291,7 +291,8 @@ void attend(const GroupedArgs& a, const GroupedRows& rows, int64_t begin, int64_
     block = next;
     const bool has_next = slot + 1 < smaller(end, blocks);
     if (has_next) next = block_at(slot + 1);
-    const auto of_bits = a.layout.bits == 2 ? attend_block<2> : attend_block<4>;
+    const int64_t bits = a.layout.bits;
+    const auto of_bits = bits == 2 ? attend_block<2> : bits == 3 ? attend_block<3> : attend_block<4>;
     of_bits(a, rows, 0, count, block, has_next ? &next : nullptr, target, s);
   }
   if (partial != nullptr) return;

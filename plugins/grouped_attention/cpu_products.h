@@ -37,19 +37,22 @@ inline __attribute__((always_inline)) void add_tiles(vfloat (&sums)[Rows][kVecto
                                                      const char* lower, const Term* terms, int64_t stride) {
   constexpr bool kExact = Bits == kExactBits;
   constexpr int kWords = kExact ? 1 : Bits / 2, kOfWord = kProducts / kWords;
-  vint words[kVectors];
+  vint words[kVectors], high[kVectors] = {};
 #pragma GCC unroll 16
   for (int i = 0; i < kProducts; ++i) {
     if constexpr (!kExact)
       if (i % kOfWord == 0)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v)
-          words[v] = load_words((v < kPerTile ? upper : lower) + i / kOfWord * kTileSide * 4 + place_of(v));
+        for (int v = 0; v < kVectors; ++v) {
+          const char* tile = v < kPerTile ? upper : lower;
+          words[v] = load_words(tile + i / kOfWord * kTileSide * 4 + place_of(v));
+          if constexpr (Bits == 3) high[v] = load_bits(tile + kTileSide * 4 + place_of(v) / 2);
+        }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       Operand x;
       if constexpr (kExact) x = load_operand((v < kPerTile ? upper : lower) + i * kTileSide * 4 + place_of(v));
-      else x = unpack<Bits>(words[v], i % kOfWord);
+      else x = unpack<Bits>(words[v], high[v], i % kOfWord);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) sums[r][v] = add_product(sums[r][v], x, terms + r * stride, i);
     }

@@ -1,4 +1,4 @@
-// Pages of K and V in 2 or 4 bits: checks, and where things are. plugins/seal_pages/layout.py says what tiles and groups hold.
+// Pages of K and V in 2, 3 or 4 bits: checks, and where things are. plugins/seal_pages/layout.py says what tiles and groups hold.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ inline SealedLayout check_sealed_pages(const char* op, const at::Tensor& exact_k
               ": exact_k must have pages and heads of a multiple of ", kGroup, ", not ", exact_k.sizes());
   check_dims(op, "k_codes", k_codes, 5);
   const int64_t pages = k_codes.size(0), tile = k_codes.size(4), bits = 8 * tile / (kTileSide * kTileSide);
-  TORCH_CHECK(tile == 64 || tile == 128, op, ": k_codes must have tiles of 64 bytes (2 bits) or 128 (4 bits), not ",
-              tile);
+  TORCH_CHECK(tile == 64 || tile == 96 || tile == 128, op,
+              ": k_codes must have tiles of 64 bytes (2 bits), 96 (3 bits) or 128 (4 bits), not ", tile);
   check_sealed(op, "k_codes", k_codes, at::kByte, {pages, heads, page_size / kTileSide, dim / kTileSide, tile});
   check_sealed(op, "v_codes", v_codes, at::kByte, {pages, heads, dim / kTileSide, page_size / kTileSide, tile});
   check_sealed(op, "k_groups", k_groups, at::kHalf, {pages, heads, page_size / kGroup, 2, dim});

@@ -1,4 +1,4 @@
-"""SealPages: quantize whole pages of K and V to 2 or 4 bits, in groups (KIVI, arXiv 2402.02750)."""
+"""SealPages: quantize whole pages of K and V to 2, 3 or 4 bits, in groups (KIVI, arXiv 2402.02750)."""
 
 from plugins.operator import Operator
 from plugins.registration import define

@@ -37,20 +37,24 @@ struct Columns {
         codes(reinterpret_cast<uint8_t*>(is_nan + columns)) {}
 };
 
-// The word of 32 / Bits columns: the even ones' codes in its lower half, the odd ones' in its upper half.
-template <int Bits>
-inline uint32_t word_of(const uint8_t* codes) {
-  uint32_t word = 0;
-  for (int i = 0; i < 16 / Bits; ++i)
-    word |= static_cast<uint32_t>(codes[2 * i]) << Bits * i | static_cast<uint32_t>(codes[2 * i + 1]) << (16 + Bits * i);
-  return word;
+// Writes `Width` bits from bit `Low` on of a line's 16 codes to a tile's plane: the even columns' in the lower half of a word,
+// the odd ones' in its upper half. In 4 bits the 8 right columns have a word behind those of all lines.
+template <int Width, int Low>
+inline void write_plane(const uint8_t* codes, int64_t line, uint8_t* plane) {
+  constexpr int kHalf = Width == 1 ? 8 : 16, kColumns = 2 * kHalf / Width;
+  for (int64_t first = 0; first < kTileSide; first += kColumns, plane += kTileSide * kHalf / 4) {
+    uint32_t word = 0;
+    for (int i = 0; i < kColumns; ++i)
+      word |= static_cast<uint32_t>(codes[first + i] >> Low & ((1 << Width) - 1)) << (i % 2 * kHalf + i / 2 * Width);
+    std::memcpy(plane + line * (kHalf / 4), &word, kHalf / 4);
+  }
 }
 
 // 32 lines of `count` columns, at x: their tiles, of which `count / 16` are beside one another, and their group.
 template <int Bits>
 void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c10::Half* group) {
   constexpr float kLast = (1 << Bits) - 1;
-  constexpr int64_t kWords = Bits / 2, kTile = kTileSide * kTileSide * Bits / 8;
+  constexpr int64_t kTile = kTileSide * kTileSide * Bits / 8;
   for (int64_t d = 0; d < count; ++d) {
     c.least[d] = std::numeric_limits<float>::infinity();
     c.largest[d] = -std::numeric_limits<float>::infinity();
@@ -81,12 +85,12 @@ void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c
       c.codes[line * count + d] = static_cast<uint8_t>(static_cast<int32_t>((bounded + kMagic) - kMagic));
     }
   for (int64_t line = 0; line < kGroup; ++line) {
-    uint8_t* to = tiles + line / kTileSide * (count / kTileSide) * kTile + line % kTileSide * 4;
-    for (int64_t d = 0; d < count; d += kTileSide, to += kTile)
-      for (int64_t w = 0; w < kWords; ++w) {
-        const uint32_t word = word_of<Bits>(c.codes + line * count + d + w * (32 / Bits));
-        std::memcpy(to + w * kTileSide * 4, &word, sizeof word);
-      }
+    uint8_t* tile = tiles + line / kTileSide * (count / kTileSide) * kTile;
+    for (int64_t d = 0; d < count; d += kTileSide, tile += kTile) {
+      const uint8_t* codes = c.codes + line * count + d;
+      write_plane<Bits == 3 ? 2 : Bits, 0>(codes, line % kTileSide, tile);
+      if constexpr (Bits == 3) write_plane<1, 2>(codes, line % kTileSide, tile + kTileSide * 4);
+    }
   }
 }
 
@@ -134,7 +138,8 @@ void seal_pages(const at::Tensor& exact_k, const at::Tensor& exact_v, const at::
       const auto [exact, page] = pairs[i / p.kv_heads];
       const int64_t token = p.kv_heads * p.head_dim, head = i % p.kv_heads, to = page * p.kv_heads + head;
       const int64_t from = exact * p.page_size * token + head * p.head_dim;
-      const auto of_bits = p.bits == 2 ? seal<2, std::decay_t<decltype(*k)>> : seal<4, std::decay_t<decltype(*k)>>;
+      using T = std::decay_t<decltype(*k)>;
+      const auto of_bits = p.bits == 2 ? seal<2, T> : p.bits == 3 ? seal<3, T> : seal<4, T>;
       of_bits(p, k + from, v + from, token, kc + to * p.codes(), vc + to * p.codes(), kg + to * p.groups(),
               vg + to * p.groups());
     });

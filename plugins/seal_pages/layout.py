@@ -7,8 +7,9 @@ GROUP = 32
 """Numbers that share a least number and a step."""
 TILE = 16
 """Lines and columns of a tile."""
-BITS = (2, 4)
-"""Of a code."""
+PLANES = {2: (2,), 3: (2, 1), 4: (4,)}
+"""In how many bits each a tile has codes of so many: the lowest of all codes first."""
+BITS = tuple(PLANES)
 
 
 def sealed_shapes(
@@ -32,24 +33,42 @@ def code_bits(tiles: Tensor) -> int:
 
 
 def to_tiles(codes: Tensor, bits: int) -> Tensor:
-    """Pack `codes` `[..., lines, columns]`, both multiples of 16, into tiles `[..., lines/16, columns/16, 32 bits]`.
+    """Pack `codes` `[..., lines, columns]`, both multiples of 16, into tiles `[..., lines/16, columns/16, 32 bits]`,
+    uint8: plane by plane, of which one in 4 bits has first the 8 left columns of all lines, then the 8 right ones."""
+    planes, shift = [], 0
+    for width in PLANES[bits]:
+        planes.append(_packed(codes.to(torch.uint8) >> shift & (1 << width) - 1, width))
+        shift += width
+    return torch.cat(planes, -1)
 
-    A line has a 32-bit word for each 32 / bits of its columns; the first words of all lines are before the second ones.
-    A word is two 16-bit halves, one of the even columns and one of the odd ones, the first of each in the lowest bits.
-    """
-    split = codes.to(torch.uint8).unflatten(-1, (-1, bits // 2, 2, 8 // bits, 2)).unflatten(-6, (-1, TILE))
+
+def _packed(codes: Tensor, width: int) -> Tensor:
+    """A plane: of a line the even columns and the odd ones, of each the first in the lowest bits of the first byte."""
+    words, half_bytes = max(1, width // 2), min(2, width)
+    split = codes.unflatten(-1, (-1, words, half_bytes, 8 // width, 2)).unflatten(-6, (-1, TILE))
     split = split.movedim(-6, -4).movedim(-1, -3)  # [..., lines/16, columns/16, word, line, half, byte, place]
     packed = split[..., 0]
-    for place in range(1, 8 // bits):
-        packed = packed | split[..., place] << bits * place
+    for place in range(1, 8 // width):
+        packed = packed | split[..., place] << width * place
     return packed.flatten(-4)
 
 
 def from_tiles(tiles: Tensor) -> Tensor:
     """The codes of `to_tiles`, `[..., lines, columns]` uint8."""
-    bits = code_bits(tiles)
-    split = tiles.unflatten(-1, (bits // 2, TILE, 2, 2))
-    split = torch.stack([split >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1)
+    codes, begin, shift = None, 0, 0
+    for width in PLANES[code_bits(tiles)]:
+        end = begin + TILE * TILE * width // 8
+        plane = _unpacked(tiles[..., begin:end], width) << shift
+        codes = plane if codes is None else codes | plane
+        begin, shift = end, shift + width
+    assert codes is not None
+    return codes
+
+
+def _unpacked(plane: Tensor, width: int) -> Tensor:
+    """The inverse of `_packed`."""
+    split = plane.unflatten(-1, (max(1, width // 2), TILE, 2, min(2, width)))
+    split = torch.stack([split >> shift & (1 << width) - 1 for shift in range(0, 8, width)], -1)
     return split.movedim(-3, -1).movedim(-4, -6).flatten(-5).flatten(-3, -2)
 
 

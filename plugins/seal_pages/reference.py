@@ -18,7 +18,7 @@ def reference(
     k_groups: Tensor,
     v_groups: Tensor,
 ) -> None:
-    """Quantizes pages of K and V to 2 or 4 bits, in place (KIVI, arXiv 2402.02750).
+    """Quantizes pages of K and V to 2, 3 or 4 bits, in place (KIVI, arXiv 2402.02750).
 
     exact_k, exact_v: [exact pages, page_size, kv_heads, head_dim] float32 or bfloat16, page_size and head_dim multiples
     of 32, K rotated. seal: [P, 2] int32, an exact page and the page that it becomes; rows that begin with a negative

@@ -13,8 +13,8 @@ from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
 
 @dataclass(frozen=True)
 class SealedPages(Keeping, Insertion, Sealing, Full):
-    """What ``full`` is where the cache has groups (``kivi4``, ``kivi2``): a step writes K and V to exact pages
-    and seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it
+    """What ``full`` is where the cache has groups (``kivi4``, ``kivi3``, ``kivi2``): a step writes K and V to exact
+    pages and seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it
     sealed, whatever it is computed with.
 
     A sequence has exact pages for the tokens that a step computes of it, and between steps one where its newest page is
@@ -30,7 +30,7 @@ class SealedPages(Keeping, Insertion, Sealing, Full):
         for name, value in (("--page-size", page_size), ("the model's head_dim", head_dim)):
             if value % GROUP_SIZE:
                 raise BuildError(
-                    f"--kv-dtype kivi2 and kivi4 have groups of {GROUP_SIZE} numbers, but {name} is {value}; "
+                    f"--kv-dtype kivi2, kivi3 and kivi4 have groups of {GROUP_SIZE} numbers, but {name} is {value}; "
                     + ("give a multiple." if name.startswith("--") else "give --kv-dtype int4.")
                 )
 

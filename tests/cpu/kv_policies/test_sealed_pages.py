@@ -29,7 +29,7 @@ from tests.support.sessions.eager import EagerSession, eager_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZE, TOKENS = 32, 150
-FORMATS = (("kivi2", 2), ("kivi4", 4))
+FORMATS = (("kivi2", 2), ("kivi3", 3), ("kivi4", 4))
 """And their bits."""
 OPTIONS = {"kv_dtype": "kivi2", "page_size": PAGE_SIZE, "max_seq_len": 256}
 SUM_OF_LOGITS = sum_error(96) * 10
@@ -253,7 +253,7 @@ def test_scores_are_the_log_probabilities_of_generation() -> None:
     [
         (
             {"page_size": 16},
-            "--kv-dtype kivi2 and kivi4 have groups of 32 numbers, but --page-size is 16; give a multiple.",
+            "--kv-dtype kivi2, kivi3 and kivi4 have groups of 32 numbers, but --page-size is 16; give a multiple.",
         ),
         ({"kv_policy": "keydiff"}, "with --kv-dtype kivi2 what is sealed stays as it was rounded"),
         ({"kv_policy": "quest"}, "with --kv-dtype kivi2 the numbers in it have another"),

@@ -14,7 +14,7 @@ from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
 TEACHER = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-teacher"
-CACHES = ("fp8", "int8", "k8v4", "int4", "kivi4", "kivi2")
+CACHES = ("fp8", "int8", "k8v4", "int4", "kivi4", "kivi3", "kivi2")
 WEIGHTS = ("int8", "int4", "int4_scales", "int4_zeros")
 MOST = 2.0
 """How many times as much KL a format may lose with outliers as without."""

@@ -22,6 +22,7 @@ def test_rows_of_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         "int4": vectors * 20,
         "k8v4": vectors * 28,
         "kivi2": vectors // 2 * 12 + vectors // 2 * 64,  # a sealed page and an exact one
+        "kivi3": vectors // 2 * 16 + vectors // 2 * 64,
         "kivi4": vectors // 2 * 20 + vectors // 2 * 64,
     }
     assert rows["bfloat16"]["times_as_fast"] == 1 and all(row["ms"] > 0 for row in rows.values())
