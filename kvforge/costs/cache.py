@@ -1,9 +1,10 @@
 """Bytes of K and V: what a token keeps, and what a decode step reads."""
 
+import math
 import operator
 from collections.abc import Iterable
 
-from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
+from kvforge.common.number_formats import ELEMENT_BYTES, GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import Full, OwnerCache, of_cache
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
@@ -54,6 +55,15 @@ def kv_scale_bytes(model: ModelConfig, kv_dtype: str, owners: Iterable[int] | No
 def kv_bytes(model: ModelConfig, kv_dtype: str, owners: tuple[int, ...] | None = None) -> int:
     """Return the bytes one token keeps in the cache over ``owners`` (default: all): K, V and their scales."""
     return kv_element_bytes(model, kv_dtype, owners) + kv_scale_bytes(model, kv_dtype, owners)
+
+
+def state_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return the bytes of one state of a sequence over all layers with linear attention, computed in ``dtype``."""
+    if model.linear is None:
+        return 0
+    conv, state = map(math.prod, model.linear.row_shapes)
+    each = conv * ELEMENT_BYTES[dtype] + state * ELEMENT_BYTES["float32"]
+    return len(model.linear.layers) * each
 
 
 def kv_bytes_below(model: ModelConfig, kv_dtype: str) -> int:

@@ -14,6 +14,7 @@ from kvforge.costs.cache import (
     kv_bytes_below,
     kv_element_bytes,
     kv_scale_bytes,
+    state_bytes,
 )
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
@@ -183,6 +184,11 @@ class Manifest:
     def kv_bytes_per_token(self) -> int:
         """Bytes one token keeps in the cache over all owners: K, V and their scales."""
         return kv_bytes(self.model, self.kv_dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of a sequence over all layers with linear attention; 0 without such layers."""
+        return state_bytes(self.model, self.dtype)
 
     @property
     def page_bytes(self) -> int:
