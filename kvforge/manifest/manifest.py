@@ -138,12 +138,13 @@ class Manifest:
     @property
     def upper_pools(self) -> slice:
         """Which of the owners' pools, in order, the upper graph is given: from the first on that it reads."""
-        return slice(self.model.num_owners - len(self.model.owners_above), None)
+        return slice(self.model.num_owners - len(self.model.owners_above), self.model.num_owners)
 
     @property
     def lower_pools(self) -> slice:
-        """Which of the owners' pools, in order, the lower graph is given and writes."""
-        return slice(len(self.model.written_below))
+        """Which of the owners' pools, in order, the lower graph is given and writes, and those of layers with linear
+        attention behind them."""
+        return slice(len(self.model.written_below) + len(self.model.linear_layers))
 
     @property
     def vocab_size(self) -> int:
