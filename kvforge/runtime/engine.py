@@ -104,6 +104,8 @@ class LLMEngine:
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)
         check_speculation(speculative, early_exit_threshold, session.manifest, early_exit_prompts)
+        kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib, snapshot_every, num_snapshots)
+        kept.check(session.manifest, enable_prefix_cache)
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         if num_pages is None and kv_cache_gib is None:
@@ -134,7 +136,6 @@ class LLMEngine:
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
         if self.config.kv_policy.keeping.keeps_by_content:
             self.scheduler.transitions.measure = self.runner.measure
-        kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib)
         self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, kept)
         self._num_waits = 0
         self._close = None if self.prefixes is None else weakref.finalize(self, self.prefixes.close)

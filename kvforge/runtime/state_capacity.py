@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape
 
@@ -41,17 +40,7 @@ def count_states(
 
     Sequences that do not fit in their share of the bytes are left out. By default a sequence has a snapshot after as
     many pages as take the bytes of a state, and no more snapshots are kept than pages of all sequences could have.
-
-    Raises:
-        EngineError: a number is out of range, or given for a model without linear attention.
     """
-    for name, value, minimum in (("snapshot_every", snapshot_every, 0), ("num_snapshots", num_snapshots, 1)):
-        if value is None:
-            continue
-        if not manifest.state_bytes:
-            raise EngineError(f"{name} is for models with layers of linear attention; leave it out.")
-        if value < minimum:
-            raise EngineError(f"{name} is {value}; give {minimum} or more.")
     seqs, each = shape.max_num_seqs, rows_per_sequence(manifest)
     if not each:
         return StateCounts(seqs)

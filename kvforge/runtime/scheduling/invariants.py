@@ -131,11 +131,11 @@ def _check_state_rows(scheduler: Scheduler) -> None:
         return
     assert rows.owned.keys() == set(scheduler.running), "rows of a sequence that does not run, or none of one that does"
     assert not rows.drafts and not rows.planned, "rows of a step that is over"
-    assert sorted([*rows.owned.values(), *rows.free_rows]) == list(range(rows.num_rows)), "rows are lost or owned twice"
+    assert len(rows.owned) + len(rows.free_rows) == rows.num_rows, "rows of running sequences are lost"
     kept, read = set(rows.snapshots.values()), set(rows.read.values())
     assert len(kept) == len(rows.snapshots), "a snapshot is behind two pages"
-    found = sorted([*(kept | read), *rows.free_snapshots])
-    assert found == list(range(rows.num_rows, rows.num_rows + rows.num_snapshots)), "snapshots are lost or held twice"
+    found = sorted([*rows.owned.values(), *rows.free_rows, *(kept | read), *rows.free_snapshots])
+    assert found == list(range(rows.num_rows + rows.num_snapshots)), "rows are lost or held twice"
     assert +rows.num_readers == Counter(rows.read.values()), "readers of snapshots"
     assert all(map(scheduler.prefix_cache.holds, rows.snapshots)), "a snapshot behind a page that is not published"
     for sequence in scheduler.running:

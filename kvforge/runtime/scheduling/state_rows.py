@@ -14,8 +14,8 @@ from kvforge.runtime.scheduling.slot_table import SlotTable
 
 
 class StateRows:
-    """Rows 0 .. num_state_rows-1 hold states of running sequences, the num_snapshots rows behind them snapshots. None
-    without layers with linear attention.
+    """Of all rows num_state_rows hold states of running sequences and num_snapshots snapshots; any row may be either.
+    None without layers with linear attention.
 
     A running sequence owns one row, which its steps write, and one more for each draft until it is known which are
     accepted. A *snapshot* is the state behind a published page: who takes over that page as the last one of its prefix
@@ -135,22 +135,38 @@ class StateRows:
         if not self.is_used:
             return
         for sequence in sequences:
-            self.free_rows.append(self.owned[sequence])
+            if not self._keep(sequence, sequence.num_computed - 1):
+                self.free_rows.append(self.owned[sequence])
             row = self.owned[sequence] = self.drafts[sequence].pop(0)
             self._slots.state_read[sequence.slot] = self._slots.state_write[sequence.slot] = row
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the rows of drafts that were not accepted."""
-        self.free_rows += self.drafts.pop(sequence, ())
+        if (rows := self.drafts.pop(sequence, None)) is not None:
+            self.free_rows += rows
+            last = self.owned[sequence]
+            if self._keep(sequence, sequence.num_computed):
+                self._pin(sequence, last)
+                self.owned[sequence] = self._slots.state_write[sequence.slot] = self.free_rows.pop()
 
     def give_back(self, sequence: Sequence) -> None:
         """Take all rows of a sequence that still has its slot."""
         if sequence not in self.owned:
             return
-        self.free_rows.append(self.owned.pop(sequence))
-        self.trim(sequence)
+        self.free_rows += [self.owned.pop(sequence), *self.drafts.pop(sequence, ())]
         self.free_snapshots += self.planned.pop(sequence, {}).values()
         self._unpin(sequence)
+
+    def _keep(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the row that a sequence owns, with the state behind so many tokens, a snapshot where one is wanted; a
+        free row takes its place among those of running sequences."""
+        index, offset = divmod(num_tokens, self._page_size)
+        page = None if offset or not self.wants(sequence, index - 1) else self._cache.page_of(sequence, index - 1)
+        if page is None or page in self.snapshots or (row := self._new_snapshot()) is None:
+            return False
+        self.snapshots[page] = self.owned[sequence]
+        self.free_rows.append(row)
+        return True
 
     def _new_snapshot(self) -> int | None:
         if self.free_snapshots:

@@ -3,6 +3,7 @@
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import cache_shape
 from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.scheduling.state_rows import StateRows
 
 
 def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
@@ -27,10 +28,16 @@ def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
         "num_used_state_pages": state.num_used,
         "num_upper_pages": upper.num_pages,
         "num_used_upper_pages": upper.num_used,
+        "num_compacted": num_changed,
+        "num_transitions": scheduler.transitions.num_planned,
+    } | ({} if not rows.is_used else state_stats(rows))
+
+
+def state_stats(rows: StateRows) -> dict[str, int]:
+    """Return the rows of states of linear attention and those of running sequences, then snapshots and those kept."""
+    return {
         "num_state_rows": rows.num_rows,
         "num_used_state_rows": rows.num_used,
         "num_snapshots": rows.num_snapshots,
         "num_held_snapshots": len(rows.snapshots),
-        "num_compacted": num_changed,
-        "num_transitions": scheduler.transitions.num_planned,
     }

@@ -7,13 +7,17 @@ from collections import Counter
 import pytest
 
 from kvforge.common.errors import EngineError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.manifest import load_manifest, save_manifest
+from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
+from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.pools import allocate_pools, device_bytes
 from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.draft_model import make_drafter
+from tests.cpu.gateway.engine_files import write_engine_files
 from tests.support.schedules.drafters import AdversarialDrafter, RandomLengths
 from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.sessions.fake import FakeSession
+from tests.support.sessions.fake import FakeSession, changed
 from tests.support.sessions.fake_states import STATES, StatefulSession
 
 MEMORY = 1
@@ -102,11 +106,20 @@ def test_a_prefix_reaches_to_a_snapshot(chunk):
     assert reused(engine, [*PROMPT[:11], 9])[0] == 0
 
 
-def test_an_answer_is_gone_on_from(one_thread):
-    """Every third page of what is generated has a snapshot too."""
+@pytest.mark.parametrize("drafts", [0, 1, 2, 3, 5, 7])
+def test_an_answer_is_gone_on_from(drafts, one_thread):
+    """Every third page of what is generated has a snapshot too, also where a draft is its last token."""
     engine = engine_of()
-    answer = reused(engine, PROMPT, 30)[1]
-    assert reused(engine, [*PROMPT, *answer, 9, 9])[0] == 60
+    if drafts:
+        session = StatefulSession(memory=MEMORY, max_draft_len=drafts)
+        ngram = SpeculativeConfig("ngram", drafts, prompt_lookup_min=1)
+        engine = LLMEngine(session=session, num_pages=64, snapshot_every=3, num_snapshots=20, speculative=ngram)
+        engine.drafting._lengths = RandomLengths(random.Random(drafts), drafts)
+    answer = reused(engine, PROMPT, 60)[1]
+    assert (engine.stats()["num_accepted_draft_tokens"] > 10) == bool(drafts)
+    for num_pages in (9, 12, 15, 18, 21):
+        prompt = [*PROMPT, *answer][: 4 * num_pages]
+        assert reused(engine, [*prompt, 9])[0] == 4 * num_pages
 
 
 def test_the_oldest_snapshot_goes_and_its_page_stays():
@@ -124,10 +137,9 @@ def test_a_page_takes_its_snapshot_along():
     engine = engine_of(num_pages=10)
     reused(engine, PROMPT)
     assert engine.stats()["num_held_snapshots"] == 3
-    reused(engine, [5] * 36)
-    engine.check_invariants()
-    assert reused(engine, PROMPT)[0] < 28
-    assert engine.stats()["num_held_snapshots"] <= 8
+    reused(engine, [5] * 36)  # ten pages, of which the third, sixth, eighth and ninth have one
+    assert engine.stats()["num_held_snapshots"] == 4
+    assert reused(engine, PROMPT)[0] == 0
 
 
 def test_siblings_share_by_snapshots_alone():
@@ -150,6 +162,36 @@ def test_a_failing_step_gives_its_rows_back():
         engine.step()
         engine.check_invariants()
     assert engine.stats()["num_failed_steps"] == 1 and engine.stats()["num_used_state_rows"] == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_scored_sequences_go_on_from_snapshots(chunk, one_thread):
+    """Contexts that begin alike, beside each other and after."""
+    session = StatefulSession()
+    llm = LLM(session=session, num_pages=64, snapshot_every=2, num_snapshots=8, max_num_tokens=chunk, max_num_seqs=3)
+    requests = [(PROMPT[:size], [5, 6, 7]) for size in (1, 9, 20, 30, 31)]
+    calls, found = [], []
+    for _ in range(2):
+        before = session.num_lower_calls
+        found.append([one.logprobs.tolist() for one in score(llm, requests)])
+        calls.append(session.num_lower_calls - before)
+        llm.engine.check_invariants()
+        assert llm.engine.stats()["num_used_state_rows"] == 0 < llm.engine.stats()["num_held_snapshots"]
+    assert found[0] == found[1] and (calls[1] < calls[0] or chunk == 64)
+
+
+def test_what_does_not_keep_states_is_refused(tmp_path):
+    session = StatefulSession()
+    with pytest.raises(
+        EngineError, match="prefix_dir keeps K and V, and prompts of a model with linear attention need"
+    ):
+        LLMEngine(session=session, num_pages=8, prefix_dir=tmp_path)
+    folder = write_engine_files(tmp_path / "draft")
+    states = {"linear": STATES, "num_layers": 3, "cut": 3, "early_exit": False}
+    save_manifest(changed(load_manifest(folder), **states), folder)
+    config = SpeculativeConfig("draft_model", 2, draft_engine=folder)
+    with pytest.raises(EngineError, match="the draft engine's model has linear attention"):
+        make_drafter(config, load_manifest(folder), resolve_config(session.manifest, 0))
 
 
 def test_memory_is_divided(one_thread):
