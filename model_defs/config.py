@@ -172,6 +172,7 @@ class ModelConfig:
             or list(experts) != sorted(set(experts))
             or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
             or (self.latent is not None and not (self.pre_norms and self.query_growth is None))
+            or (self.attention_gate and (self.latent is not None or self.qk_norm_whole))
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
@@ -181,8 +182,7 @@ class ModelConfig:
         if self.linear is None:
             return
         reasons = {
-            "its configuration names layers that it does not have": self.linear.layers[-1] >= self.num_layers,
-            "all of its layers have linear attention, and none K and V": len(self.linear.layers) == self.num_layers,
+            "it has fewer layers than its configuration names": self.linear.layers[-1] >= self.num_layers,
             "prompt tokens skip layers above a cut": self.has_cut,
             "its layers share caches": bool(self.layer_owners),
             "its attention is latent": self.latent is not None,
@@ -309,8 +309,14 @@ class ModelConfig:
         dim = self.latent.query_dim if self.latent else self.head_dim_of(layer)
         return self.num_heads * dim
 
+    def projected_q_dim_of(self, layer: int) -> int:
+        """Elements that the projection of q makes of one token: with those of the gate, where attention has one."""
+        return self.q_dim_of(layer) * (2 if self.attention_gate else 1)
+
     def attended_dim_of(self, layer: int) -> int:
         """Elements that a layer's attention gives its output projection of one token."""
+        if self.linear is not None and self.is_linear(layer):
+            return self.linear.values_dim
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property

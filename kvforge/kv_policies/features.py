@@ -123,7 +123,7 @@ ACROSS_KV = Feature(
         Need.OWN_LAYERS: _no("layers share caches"),
     },
     remedy="take a checkpoint without AcrossKV",
-    is_there=lambda asked: len(asked.model.owners) < asked.model.num_layers,
+    is_there=lambda asked: len(asked.model.owners) + len(asked.model.linear_layers) < asked.model.num_layers,
 )
 QUANTIZED_CACHE = Feature(
     "8-bit cache",
