@@ -113,7 +113,9 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._lower(*step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy))
+        return self._lower(
+            *step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy), *step.rows
+        )
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
