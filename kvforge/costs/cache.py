@@ -8,6 +8,7 @@ from kvforge.common.number_formats import ELEMENT_BYTES, GROUP_BYTES, GROUP_SIZE
 from kvforge.kv_policies import Full, OwnerCache, of_cache
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
+from model_defs.config import NO_OWNER
 
 
 def scale_bytes(kv_dtype: str, head_dim: int) -> int:
@@ -99,5 +100,5 @@ def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float, num_prompt_
     kv_bytes``.
     """
     keys = keys_at(model, context, num_prompt_tokens)
-    read = [model.cached_numbers_of(owner) for owner in model.owner_of_layer]
+    read = [0 if owner == NO_OWNER else model.cached_numbers_of(owner) for owner in model.owner_of_layer]
     return kv_bytes(model, kv_dtype) / cached_numbers(model) * sum(map(operator.mul, keys, read))
