@@ -125,16 +125,6 @@ class LLMEngine:
             enable_prefix_cache=enable_prefix_cache,
             exact_tokens=exact_tokens,
         )
-        if (
-            session.manifest.state_bytes
-            and enable_prefix_cache
-            and snapshot_every != 0
-            and not self.config.num_snapshots
-        ):
-            logger.warning(
-                "no prefix is reused, as the cache has no room for a state to go on from; raise --kv-cache-gib, lower "
-                "--max-num-seqs or give --num-snapshots"
-            )
         self.scheduler = Scheduler(self.config)
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
