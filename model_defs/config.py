@@ -7,7 +7,11 @@ from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
+from model_defs.linear import LinearAttention
 from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
+
+NO_OWNER = -1
+"""In a table of owners, what a layer without K and V has."""
 
 MAX_SIZE = 2**31 - 1
 """Of any of a model's sizes: graphs and tables count in 32 bits."""
@@ -53,6 +57,9 @@ class ModelConfig:
     inputs, as they did before, and see no tokens of a prompt but that many first ones and its last.
 
     With ``latent`` a layer's K and V are one row of ``head_dim`` numbers, ``latent.width``, with a single KV head.
+
+    The layers of ``linear`` have no cache, but a state of each sequence. With ``attention_gate`` each number that the
+    other layers' attention gives is multiplied by the sigmoid of another, which the projection of q makes too.
     """
 
     model_type: str
@@ -97,6 +104,8 @@ class ModelConfig:
     per_layer_input: int = 0
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
+    linear: LinearAttention | None = None
+    attention_gate: bool = False
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
     query_growth: QueryGrowth | None = None
@@ -141,6 +150,7 @@ class ModelConfig:
                 f"{self.num_layers} layers; give one per layer."
             )
         self._check_sizes()
+        self._check_linear()
         self._check_blind()
         for rope, head_dim in self.rotations:
             rope.check(head_dim)
@@ -162,9 +172,28 @@ class ModelConfig:
             or list(experts) != sorted(set(experts))
             or not all(0 <= layer < self.num_layers for layer in self.unrotated_layers)
             or (self.latent is not None and not (self.pre_norms and self.query_growth is None))
+            or (self.attention_gate and (self.latent is not None or self.qk_norm_whole))
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
+
+    def _check_linear(self) -> None:
+        """Raise ModelError where some layers have linear attention in a model that cannot have them."""
+        if self.linear is None:
+            return
+        reasons = {
+            "it has fewer layers than its configuration names": self.linear.layers[-1] >= self.num_layers,
+            "prompt tokens skip layers above a cut": self.has_cut,
+            "its layers share caches": bool(self.layer_owners),
+            "its attention is latent": self.latent is not None,
+            "some of its layers have a sliding window": any(self.layer_windows),
+            "some of its layers do not rotate": bool(self.unrotated_layers),
+            "its layers have norms behind attention and MLP": self.branch_norms or not self.pre_norms,
+            "its layers have inputs or a scalar of their own": bool(self.per_layer_input) or self.layer_scalar,
+        }
+        for reason, is_so in reasons.items():
+            if is_so:
+                raise ModelError(f"Linear attention is not supported in this model: {reason}.")
 
     def _check_blind(self) -> None:
         """Raise ModelError where a blind cut is in a model whose layers cannot have one."""
@@ -187,7 +216,7 @@ class ModelConfig:
     def check_shared_caches(self) -> None:
         """Raise ModelError where layers that read one cache do not rotate alike: K is cached rotated."""
         for layer, owner in enumerate(self.owner_of_layer):
-            if self.rotation_of(layer) != self.rotation_of(owner):
+            if owner >= 0 and self.rotation_of(layer) != self.rotation_of(owner):
                 raise ModelError(
                     f"Layers {owner} and {layer} would share one K,V cache, but only one of them has a sliding window "
                     "and the rotation that goes with it; choose another cut, or smaller groups."
@@ -208,6 +237,7 @@ class ModelConfig:
         if experts is not None:
             layers = tuple(layer for layer in experts.layers if layer < count)
             experts = replace(experts, layers=layers) if layers else None
+        linear = self.linear and self.linear.first_layers(count)
         return replace(
             self,
             num_layers=count,
@@ -219,6 +249,7 @@ class ModelConfig:
             layer_owners=self.layer_owners[:count],
             layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
             experts=experts,
+            linear=linear,
             unrotated_layers=tuple(layer for layer in self.unrotated_layers if layer < count),
         )
 
@@ -278,8 +309,14 @@ class ModelConfig:
         dim = self.latent.query_dim if self.latent else self.head_dim_of(layer)
         return self.num_heads * dim
 
+    def projected_q_dim_of(self, layer: int) -> int:
+        """Elements that the projection of q makes of one token: with those of the gate, where attention has one."""
+        return self.q_dim_of(layer) * (2 if self.attention_gate else 1)
+
     def attended_dim_of(self, layer: int) -> int:
         """Elements that a layer's attention gives its output projection of one token."""
+        if self.linear is not None and self.is_linear(layer):
+            return self.linear.values_dim
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property
@@ -331,13 +368,24 @@ class ModelConfig:
 
     @property
     def owner_of_layer(self) -> tuple[int, ...]:
-        """For each layer, the layer whose K,V cache it reads."""
+        """For each layer, the layer whose K,V cache it reads; -1 for one with linear attention, which reads none."""
+        if self.linear is not None:
+            return tuple(NO_OWNER if self.is_linear(layer) else layer for layer in range(self.num_layers))
         return self.layer_owners or owner_table(self.num_layers, self.cut, self.group_size)
 
     @property
     def owners(self) -> tuple[int, ...]:
         """Layers that have a K,V cache, ascending."""
-        return tuple(sorted(set(self.owner_of_layer)))
+        return tuple(sorted(set(self.owner_of_layer) - {NO_OWNER}))
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer has linear attention, and a state in place of K and V."""
+        return self.linear is not None and layer in self.linear.layers
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        """Layers with linear attention, ascending."""
+        return () if self.linear is None else self.linear.layers
 
     @property
     def num_owners(self) -> int:
@@ -358,5 +406,6 @@ class ModelConfig:
     def owners_above(self) -> tuple[int, ...]:
         """Owners whose caches the upper graph is given, ascending: from the first on that a layer above the cut reads.
         Without ``layer_owners`` these are ``upper_owners``."""
-        first = min(self.owner_of_layer[self.cut :], default=self.num_layers)
+        above = set(self.owner_of_layer[self.cut :]) - {NO_OWNER}
+        first = min(above, default=self.num_layers)
         return tuple(owner for owner in self.owners if owner >= first)

@@ -36,7 +36,9 @@ class Experts:
     ``num_groups`` groups of neighbours, and a token chooses within the ``num_active_groups`` whose best is best.
     ``by_sigmoid`` a logit's sigmoid is in place of its probability, and what is chosen is that of the greatest sums of
     it and the expert's own bias, groups by the two best of each (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With
-    ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation."""
+    ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation. A
+    shared expert has ``shared_intermediate_size``, where that is not 0; with ``shared_gate`` what they give is
+    multiplied by the sigmoid of a projection of the token."""
 
     num_experts: int
     num_active: int
@@ -50,6 +52,8 @@ class Experts:
     bias: bool = False
     by_sigmoid: bool = False
     gate: ClampedGate | None = None
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -71,7 +75,7 @@ class Experts:
     @property
     def shared_size(self) -> int:
         """The size of the shared experts as one MLP; 0 without them."""
-        return self.num_shared * self.intermediate_size
+        return self.num_shared * (self.shared_intermediate_size or self.intermediate_size)
 
 
 def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:

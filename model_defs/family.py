@@ -27,7 +27,8 @@ class Family:
     are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
     and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are ``[experts, outputs,
-    inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF files hold the
+    inputs]``, the outputs of a projection behind those of the one before. ``left_out`` is how the names of
+    tensors begin that predict more than the next token, and are not read. ``gguf`` says how GGUF files hold the
     family's models, where they are read."""
 
     model_type: str
@@ -43,6 +44,7 @@ class Family:
     reads: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     gguf: GgufForm | None = None
 
     @property

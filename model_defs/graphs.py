@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_defs.blocks import make_blocks
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.draft_graph import States
 from model_defs.draft_head import DraftHead
 from model_defs.kv_layout import first_page
-from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
+from model_defs.latent_layers import LatentInput, LatentRows
 from model_defs.layers import (
     KVScales,
     Linear,
@@ -33,6 +34,7 @@ from model_defs.layers import (
     norm_of_heads,
     to_stream,
 )
+from model_defs.linear_layers import StateInputs
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from model_defs.token_scores import TokenScorer, write_scores
@@ -206,6 +208,8 @@ class LowerGraph(PositionedGraph):
         page_table: Tensor,
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
+        state_read: Tensor | None = None,
+        state_write: Tensor | None = None,
     ) -> Any:
         """Return the hidden state ``[T, width_at_cut]`` entering the cut layer, with what the layers above it have of
         their own at its end, then what a draft head reads (``DraftHead.width_passed``); the pools then have this step's
@@ -213,7 +217,9 @@ class LowerGraph(PositionedGraph):
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` are those of
         ``config.written_below``, in order, as are the new ones. Each of these is written once, and with an
-        insertion again before a layer reads it.
+        insertion again before a layer reads it. With linear attention the two pools of each such layer follow in
+        ``pools``, and ``state_read`` and ``state_write`` say which rows of them the step reads and writes
+        (``model_defs.linear``).
         """
         config = self.config
         steps = self.steps(positions, query_start, kv_length, page_table, state)
@@ -225,6 +231,11 @@ class LowerGraph(PositionedGraph):
             if self.head is not None and layer in self.head.layers:
                 streams[layer] = hidden
             block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
+            if config.is_linear(layer):
+                assert state_read is not None and state_write is not None
+                pool = pools[len(config.written_below) + config.linear_layers.index(layer)]
+                hidden = block.mix(hidden, pool, StateInputs(query_start, state_read, state_write))
+                continue
             if owner == layer:
                 q, *kv = block.project_qkv(hidden)
                 index = len(new_pools)

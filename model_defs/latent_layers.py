@@ -75,13 +75,10 @@ class LatentBlock(Block):
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return q ``[T, heads, query_dim]`` and rows ``[T, 1, width]``, neither rotated."""
         queries, rows = self.qkv(hidden, self.input_norm).split(self.parts, dim=-1)
-        return self._queries(queries), self.rows(rows)
+        return self.queries(queries), self.rows(rows)
 
-    def project_q(self, hidden: Tensor) -> Tensor:
-        """Return q ``[T, heads, query_dim]``, not rotated."""
-        return self._queries(self.q(hidden, self.input_norm))
-
-    def _queries(self, projected: Tensor) -> Tensor:
+    def queries(self, projected: Tensor) -> Tensor:
+        """Return q ``[T, heads, query_dim]``, not rotated, of what the first projection gives."""
         if self.latent.query_rank is not None:
             projected = self.query(projected.contiguous(), self.query_norm)
         return projected.unflatten(-1, (self.num_heads, self.latent.query_dim))
@@ -113,14 +110,3 @@ class LatentInput(nn.Module):
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, ...]]:
         """Return each owner's ``[T, width]``, which ``LatentRows`` makes its rows of."""
         return [(part,) for part in self.kv(hidden, self.norm).chunk(self.num_owners, dim=-1)]
-
-
-def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
-    """Return the blocks of ``layers`` by their numbers."""
-    if config.latent is None:
-        return nn.ModuleDict({str(layer): Block(config, layer) for layer in layers})
-    blocks = {str(layer): LatentBlock(config, layer) for layer in layers}
-    for layer in layers:
-        if (owner := config.owner_of_layer[layer]) != layer:
-            blocks[str(layer)].owner.append(blocks[str(owner)])
-    return nn.ModuleDict(blocks)

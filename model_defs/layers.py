@@ -190,10 +190,12 @@ class MixtureOfExperts(nn.Module):
         if self.by_sigmoid:
             self.score_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
         self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
-        self.has_shared = experts.num_shared > 0
+        self.has_shared, self.has_shared_gate = experts.num_shared > 0, experts.shared_gate
         if self.has_shared:
             self.shared_gate_up = Linear(hidden_size, 2 * experts.shared_size, False, gated=True)
             self.shared_down = Linear(experts.shared_size, hidden_size, False, float32_out=True, has_outliers=True)
+        if self.has_shared_gate:
+            self.shared_gate = Linear(hidden_size, 1, False, float32_out=True, quantizes=False)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` and what the chosen experts make of normed ``x``, each ``[T, hidden]``, added in float32
@@ -209,7 +211,8 @@ class MixtureOfExperts(nn.Module):
         for index in range(1, self.num_active):
             total = total + weights[:, index, None] * parts[:, index]
         if self.has_shared:
-            total = total + self.shared_down(self.shared_gate_up(x))
+            shared = self.shared_down(self.shared_gate_up(x))
+            total = total + (shared * torch.sigmoid(self.shared_gate(x)) if self.has_shared_gate else shared)
         return (residual.float() + total).to(residual.dtype)
 
     def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,7 +282,7 @@ class Block(nn.Module):
         self.has_own_kv = config.has_own_kv(layer)
         self.input_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.add_projections(config, layer)
-        self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias)
+        self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias and not config.is_linear(layer))
         self.post_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
@@ -301,9 +304,10 @@ class Block(nn.Module):
 
     def add_projections(self, config: ModelConfig, layer: int) -> None:
         """Register what makes q, k and v."""
-        hidden, q_dim, kv_dim = config.hidden_size, config.q_dim_of(layer), config.kv_dim_of(layer)
+        hidden, q_dim, kv_dim = config.hidden_size, config.projected_q_dim_of(layer), config.kv_dim_of(layer)
         if self.has_own_kv:
             self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
+            self.qkv_ends = (q_dim, q_dim + kv_dim)
         else:
             self.q = Linear(hidden, q_dim, config.qkv_bias)
         self.q_norm = norm_of_heads(config, self.num_heads, self.head_dim) if config.qk_norm else nn.Identity()
@@ -313,15 +317,18 @@ class Block(nn.Module):
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (owners below the cut)."""
-        kv_dim = self.num_kv_heads * self.head_dim
-        q, k, v = self.qkv(hidden, self.input_norm).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
+        q, k, v = self.qkv(hidden, self.input_norm).tensor_split(self.qkv_ends, -1)
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        return self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim))), self.k_norm(k), self.v_norm(v)
+        return self.queries(q), self.k_norm(k), self.v_norm(v)
 
     def project_q(self, hidden: Tensor) -> Tensor:
         """Return q ``[T, heads, d]``, not rotated (layers that read another's cache)."""
-        return self.q_norm(self.q(hidden, self.input_norm).unflatten(-1, (self.num_heads, self.head_dim)))
+        return self.queries(self.q(hidden, self.input_norm))
+
+    def queries(self, projected: Tensor) -> Tensor:
+        """Return q ``[T, heads, d]``, not rotated, of what the projection gives."""
+        return self.q_norm(projected.unflatten(-1, (self.num_heads, self.head_dim)))
 
     def finish(
         self,
@@ -335,7 +342,7 @@ class Block(nn.Module):
         """Attend to ``pool``, run the MLP and add what is made of the layer's ``own_input`` ``[T, n]``, where it has
         one; returns the next residual stream ``[T, hidden]``, and the pool as a KV policy leaves it."""
         hidden, pool = self._attend(hidden, q, pool, step, kv_scales)
-        hidden = self._mlp(hidden)
+        hidden = self.mlp(hidden)
         if own_input is not None:
             gate = F.gelu(self.own_gate(hidden), approximate="tanh")
             hidden = hidden + self.own_norm(self.own_projection(gate * own_input))
@@ -377,7 +384,8 @@ class Block(nn.Module):
         )
         return attended, pool
 
-    def _mlp(self, hidden: Tensor) -> Tensor:
+    def mlp(self, hidden: Tensor) -> Tensor:
+        """Return the residual stream behind the MLP or the experts."""
         if self.has_experts:
             return self.experts(hidden if self.post_norm is None else self.post_norm(hidden), hidden)
         inner = self.gate_up(hidden, self.post_norm)

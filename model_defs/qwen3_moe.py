@@ -34,13 +34,13 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
             num_active=optional_int(hf, "num_experts_per_tok", 8),
             intermediate_size=optional_int(hf, "moe_intermediate_size", 768),
             normalize=optional_flag(hf, "norm_topk_prob"),
-            layers=_sparse_layers(hf, num_layers),
+            layers=sparse_layers(hf, num_layers),
         ),
         **TRAITS,
     )
 
 
-def _sparse_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def sparse_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Every ``decoder_sparse_step``-th layer, without ``mlp_only_layers``."""
     step, dense = optional_int(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
 from model_defs.latent import LATENT_EPS
+from model_defs.linear_reference import linear_attention
 from model_defs.rope import inverse_frequencies
 from model_defs.rope_config import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
@@ -117,7 +118,10 @@ def _experts(
     weights = weights * config.experts.scaling
     total = sum(part.float() * weights[:, expert, None] for expert, part in enumerate(parts))
     if config.experts.num_shared:
-        total = total + _mlp(config, linear, x, f"{name}.shared_experts").float()
+        shared = _mlp(config, linear, x, f"{name}.shared_experts").float()
+        if kind.shared_gate:
+            shared = shared * torch.sigmoid(linear(x, f"{name}.shared_expert_gate").float())
+        total = total + shared
     return total.to(x.dtype)
 
 
@@ -258,23 +262,17 @@ def reference_hidden(
     def cached(rows: Tensor) -> Tensor:
         return _cached(rows, k_dtype, None)
 
-    embedded = weights["model.embed_tokens.weight"][input_ids]
-    hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
-    own_inputs = _own_inputs(config, weights, input_ids, hidden) if config.per_layer_input else hidden
-    single_input = hidden
-    shared: dict[int, tuple[Tensor, Tensor]] = {}
-    states: list[Tensor] = []
-    for layer, owner in enumerate(config.owner_of_layer):
-        prefix = f"model.layers.{layer}"
-        states.append(hidden)
+    def attended(layer: int, owner: int, x: Tensor) -> Tensor:
+        """What the layer's attention adds, of the normed stream."""
         above = layer >= config.cut and config.is_swiftkv
-        suffix = "_swiftkv" if above else ""
-        if layer == config.cut and config.is_swiftkv:
-            single_input = before(hidden, "model.norm_swiftkv")
-        x = before(hidden, f"{prefix}.input_layernorm")
-        attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
+        suffix, gate = "_swiftkv" if above else "", None
+        attention, rope = f"model.layers.{layer}.self_attn", config.rope_of(layer)
         if config.latent is not None:
             q = _latent_queries(config, linear, weights, x, attention, suffix)
+        elif config.attention_gate:
+            both = linear(x, f"{attention}.q_proj{suffix}").unflatten(-1, (config.num_heads, 2, -1)).transpose(0, 1)
+            q, gate = norm(both[:, :, 0], f"{attention}.q_norm{suffix}"), both[:, :, 1].transpose(0, 1).flatten(1)
+            q = _rotate(q, rope)
         else:
             q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
         q = q * (config.score_scale(layer) * q.shape[-1] ** 0.5)  # in place of ``attend``'s
@@ -293,8 +291,28 @@ def reference_hidden(
         sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
         masks = {"hidden": hidden_keys} if config.is_blind and layer >= config.cut else {}
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks, **masks)
+        return linear(mixed if gate is None else mixed * torch.sigmoid(gate), f"{attention}.o_proj")
+
+    embedded = weights["model.embed_tokens.weight"][input_ids]
+    hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
+    own_inputs = _own_inputs(config, weights, input_ids, hidden) if config.per_layer_input else hidden
+    single_input = hidden
+    shared: dict[int, tuple[Tensor, Tensor]] = {}
+    states: list[Tensor] = []
+    for layer, owner in enumerate(config.owner_of_layer):
+        prefix = f"model.layers.{layer}"
+        states.append(hidden)
+        if layer == config.cut and config.is_swiftkv:
+            single_input = before(hidden, "model.norm_swiftkv")
+        x = before(hidden, f"{prefix}.input_layernorm")
+        if config.linear is not None and config.is_linear(layer):
+            mixer = f"{prefix}.linear_attn"
+            mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+            mixed = linear(mixed, f"{mixer}.out_proj")
+        else:
+            mixed = attended(layer, owner, x)
         norms = config.layer_norms
-        hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
+        hidden = hidden + branch(mixed, f"{prefix}.{norms.of_attention}")
         x = before(hidden, f"{prefix}.{norms.before_mlp}")
         if config.has_experts(layer):
             added = _experts(

@@ -73,19 +73,20 @@ class QueryGrowth:
 
 @dataclass(frozen=True)
 class RotaryRows:
-    """The rows of a tensor that holds whole heads of q or k in dim 0: in each ``passed`` elements that stay, and
-    ``head_dim`` that ``rope`` knows of. With ``is_last`` no other tensor comes between them and the rotation, and they
-    take the amplitude."""
+    """The rows of a tensor that holds whole heads of q or k in dim 0: in each ``passed`` elements that stay,
+    ``head_dim`` that ``rope`` knows of, and ``behind`` that stay. With ``is_last`` no other tensor comes between them
+    and the rotation, and they take the amplitude."""
 
     rope: RopeConfig
     head_dim: int
     is_last: bool = True
     passed: int = 0
+    behind: int = 0
 
     @property
     def size(self) -> int:
         """Rows of a head."""
-        return self.passed + self.head_dim
+        return self.passed + self.head_dim + self.behind
 
     @property
     def has_order(self) -> bool:

@@ -15,7 +15,8 @@ def order_of_rows(rows: RotaryRows, num_rows: int) -> Tensor | None:
     order = head_order(rows.rope, rows.head_dim)
     if order is None:
         return None
-    order = torch.cat((torch.arange(rows.passed), rows.passed + order))
+    behind = torch.arange(rows.size - rows.behind, rows.size)
+    order = torch.cat((torch.arange(rows.passed), rows.passed + order, behind))
     return (torch.arange(0, num_rows, rows.size)[:, None] + order).flatten()
 
 
@@ -23,7 +24,8 @@ def factors_of_rows(rows: RotaryRows, num_rows: int) -> Tensor | None:
     """Return what each of the engine's rows is multiplied by, fp32 ``[num_rows]``; None for 1 everywhere."""
     if not rows.has_factors:
         return None
-    of_head = torch.cat((torch.ones(rows.passed), amplitudes(rows.rope, rows.head_dim).repeat(2)))
+    of_rope = amplitudes(rows.rope, rows.head_dim).repeat(2)
+    of_head = torch.cat((torch.ones(rows.passed), of_rope, torch.ones(rows.behind)))
     return of_head.repeat(num_rows // rows.size)
 
 

@@ -12,26 +12,27 @@ from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
 from model_defs.latent import LatentAttention
+from model_defs.linear import LinearAttention
 from model_defs.rope_config import RotaryRows
 
 SCALAR_COPIES = 16
 """How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8
 elements for constants of the code."""
 
-FLOAT32 = frozenset({"score_bias"})
+FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias"})
 """Tensors that engines have in float32 whatever they compute in, by the last part of their names."""
 
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
-_ROTATED = re.compile(r"\.(\d+)\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
-_NORM = re.compile(r"norm(_swiftkv|_early_exit)?\.weight$")
+_ROTATED = re.compile(r"\.(\d+)\.self_attn\.([qk])_(proj|norm)(_swiftkv)?\.")
+_NORM = re.compile(r"(?<!linear_attn\.)norm(_swiftkv|_early_exit)?\.weight$")
 _LATENT = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)(_swiftkv)?\.weight$")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows ``start`` to ``stop`` of a tensor, ``transposed`` as columns."""
+    """Rows ``start`` to ``stop`` of a tensor, ``transposed`` as columns, all dimensions in the other order."""
 
     start: int
     stop: int
@@ -126,11 +127,13 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
         gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
         yield from _linear(f"{name}.shared_down", [(f"{source}.shared_experts.down_proj", hidden)], shared, False)
+    if config.experts.shared_gate:
+        yield from _linear(f"{name}.shared_gate", [(f"{source}.shared_expert_gate", 1)], hidden, False)
 
 
 def _attention(config: ModelConfig, layer: int, name: str, source: str, suffix: str) -> Iterator[WeightSpec]:
     """Yield what makes a layer's q, and its k and v where they are its own."""
-    hidden, q_dim, kv_dim = config.hidden_size, config.q_dim_of(layer), config.kv_dim_of(layer)
+    hidden, q_dim, kv_dim = config.hidden_size, config.projected_q_dim_of(layer), config.kv_dim_of(layer)
     has_own_kv = config.has_own_kv(layer)
     projections = [(f"{source}.q_proj{suffix}", q_dim)]
     if has_own_kv:
@@ -168,6 +171,44 @@ def _latent_attention(
     for part, rows in of_heads.items():
         sources = tuple(replace(whole, rows=one) for one in rows)
         yield WeightSpec(f"{name}.of_heads.{part}.weight", sources, config.num_heads)
+
+
+def _linear_attention(
+    config: ModelConfig, linear: LinearAttention, layer: int, name: str, source: str
+) -> Iterator[WeightSpec]:
+    """Yield what linear attention has but its output projection; the convolution with its channels last."""
+    columns, heads = config.hidden_size, linear.num_value_heads
+    if linear.by_key_head:
+        parts = _parts_by_key_head(linear, columns, source)
+    else:
+        rows = {"qkv": linear.conv_channels, "z": linear.values_dim, "b": heads, "a": heads}
+        parts = {part: [Source(f"{source}.in_proj_{part}.weight", (count, columns))] for part, count in rows.items()}
+    yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
+    yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
+    shape = (linear.conv_channels, 1, linear.conv_width)
+    whole = Source(f"{source}.conv1d.weight", shape, rows=Rows(0, shape[0], transposed=True))
+    yield WeightSpec(f"{name}.conv", (whole,))
+    yield _copied(f"{name}.decay_log", Source(f"{source}.A_log", (heads,)))
+    yield _copied(f"{name}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
+    yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
+
+
+def _parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dict[str, list[Source]]:
+    """The same parts where they lie key head by key head in two tensors: q, k, v and z of one, b and a of the other."""
+    shares = linear.num_value_heads // linear.num_key_heads
+    values = shares * linear.value_dim
+    stored = {"qkvz": {"q": linear.key_dim, "k": linear.key_dim, "v": values, "z": values}}
+    stored["ba"] = {"b": shares, "a": shares}
+    parts: dict[str, list[Source]] = {}
+    for module, sizes in stored.items():
+        each = sum(sizes.values())
+        whole = Source(f"{source}.in_proj_{module}.weight", (linear.num_key_heads * each, columns))
+        start = 0
+        for part, size in sizes.items():
+            firsts = range(start, linear.num_key_heads * each, each)
+            parts[part] = [replace(whole, rows=Rows(first, first + size)) for first in firsts]
+            start += size
+    return {**parts, "qkv": parts["q"] + parts["k"] + parts["v"]}
 
 
 def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
@@ -211,8 +252,11 @@ def _rotated(source: Source, config: ModelConfig) -> Source:
     part = _ROTATED.search(source.name)
     if part is None:
         return source
-    is_last = part[2] == "norm" or not config.qk_norm
-    rotary = RotaryRows(*config.rotation_of(int(part[1])), is_last)
+    is_last = part[3] == "norm" or not config.qk_norm
+    layer = int(part[1])
+    has_gate = config.attention_gate and part.group(2, 3) == ("q", "proj")
+    behind = config.head_dim_of(layer) if has_gate else 0
+    rotary = RotaryRows(*config.rotation_of(layer), is_last, behind=behind)
     return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
@@ -239,12 +283,16 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         suffix, inner = "_swiftkv" if layer >= config.cut and config.is_swiftkv else "", config.intermediate_of(layer)
         if config.pre_norms:
             yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
-        if config.latent is None:
+        if config.linear is not None and config.is_linear(layer):
+            attention = f"{source}.linear_attn"
+            yield from _linear_attention(config, config.linear, layer, name, attention)
+        elif config.latent is None:
             yield from _attention(config, layer, name, attention, suffix)
         else:
             yield from _latent_attention(config, config.latent, layer, name, attention, suffix)
         attended = config.attended_dim_of(layer)
-        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], attended, config.output_bias)
+        output, has_bias = ("out_proj", False) if config.is_linear(layer) else ("o_proj", config.output_bias)
+        yield from _linear(f"{name}.o", [(f"{attention}.{output}", hidden)], attended, has_bias)
         if config.branch_norms:
             yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
             yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)

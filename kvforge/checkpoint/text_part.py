@@ -8,7 +8,7 @@ from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
-from model_defs import ModelError, text_part
+from model_defs import ModelError, family_of, text_part
 from model_defs.config_keys import MTP_LAYERS
 from model_defs.text_part import text_tensor
 
@@ -30,10 +30,12 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
 
 def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
-    as many as config.json says."""
+    as many as config.json says, and without what its family has left out."""
+    family = family_of(checkpoint.hf_config)
     counts = (checkpoint.hf_config.get(key) for key in MTP_LAYERS)
     count = min(max((each for each in counts if isinstance(each, int)), default=0), 8)
     extra = tuple(f"model.layers.{num_layers + index}." for index in range(count))
+    extra += () if family is None else family.left_out
     files = {name: file for name, file in checkpoint.file_of_tensor.items() if not (extra and name.startswith(extra))}
     return replace(checkpoint, file_of_tensor=files)
 
@@ -49,10 +51,12 @@ def what_is_left_out(path: Path) -> str | None:
         raise CheckpointError(f"{path}: {error}") from None
     if part is not hf:
         return f"of {path} the text model is read; images and audio are not served"
-    num_layers = hf.get("num_hidden_layers")
-    if not isinstance(num_layers, int) or not any(hf.get(key) for key in MTP_LAYERS):
+    num_layers, family = hf.get("num_hidden_layers"), family_of(hf)
+    may_have = any(hf.get(key) for key in MTP_LAYERS) or (family is not None and family.left_out)
+    if not isinstance(num_layers, int) or not may_have:
         return None
     whole = open_checkpoint(path)
     left_out = whole.file_of_tensor.keys() - without_mtp(whole, num_layers).file_of_tensor.keys()
-    names = sorted({".".join(name.split(".")[:3]) for name in left_out})
+    depths = {name: 3 if name.startswith("model.") else 1 for name in left_out}
+    names = sorted({".".join(name.split(".")[: depths[name]]) for name in left_out})
     return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None

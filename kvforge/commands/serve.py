@@ -31,8 +31,8 @@ MINIMUM = {
 }
 OF_SERVER = (
     "http_port", "grpc_port", "metrics_port", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib",
-    "prefix_dir", "prefix_gib", "prefix_host_gib", "wrap_token_ids", "stream_interval", "max_queue_size",
-    "max_request_bytes", "control_apis", "log_format", "log_file",
+    "prefix_dir", "prefix_gib", "prefix_host_gib", "snapshot_every", "num_snapshots", "wrap_token_ids",
+    "stream_interval", "max_queue_size", "max_request_bytes", "control_apis", "log_format", "log_file",
 )  # fmt: skip
 """Fields of ServerOptions that are options of the same name."""
 
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in OF_SERVER},
         **speculation,
     )
-    PrefixOptions(options.prefix_dir, options.prefix_gib, options.prefix_host_gib).check(
+    PrefixOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(PrefixOptions)}).check(
         manifest, options.enable_prefix_cache
     )
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)

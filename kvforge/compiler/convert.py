@@ -218,7 +218,7 @@ def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = No
     """A source as the engine has it, in ``dtype``; with None as it is stored, or in fp32 where it was changed."""
     if source.rows is not None:
         rows = checkpoint.read(source.name, source.shape, dtype, rows=(source.rows.start, source.rows.stop))
-        return rows.T.contiguous() if source.rows.transposed else rows
+        return rows.permute(*range(rows.dim())[::-1]).contiguous() if source.rows.transposed else rows
     if source.rotary is None and not source.offset:
         return checkpoint.read(source.name, source.shape, dtype)
     rows = checkpoint.read(source.name, source.shape)

@@ -23,23 +23,30 @@ from model_defs.weights import FLOAT32
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
-_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES, _LOGITS = 9, 13, 4, 17, 2
+_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES, _LOGITS, _STATES = 9, 13, 4, 17, 2, 19
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
     """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
-    ``state_inputs`` and what ``past_cut_example`` gives; ``written`` are those whose pools it writes."""
+    ``state_inputs`` and what ``past_cut_example`` gives, or ``linear_layers`` and ``rows_example``; ``written`` are
+    those whose pools it writes."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
     written: tuple[int, ...] = ()
+    linear_layers: tuple[int, ...] = ()
 
     @property
     def num_past_cut(self) -> int:
         """How many inputs ``past_cut_example`` gives."""
         return 2 if self.name == "upper" and self.written else 0
+
+    @property
+    def num_behind(self) -> int:
+        """How many inputs are behind the owners' pools that are no KV policy's."""
+        return 2 * len(self.linear_layers) + 2 if self.linear_layers else self.num_past_cut
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -71,6 +78,19 @@ def example_pools(
     return [_empty(specs, device) for specs in each]
 
 
+def example_states(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> list[tuple[Tensor, ...]]:
+    """Return the pools of each layer with linear attention, uninitialised."""
+    specs = torch_specs(options.cache_layout(config).linear_state(_STATES))
+    return [_empty(specs, device) for _ in config.linear_layers]
+
+
+def rows_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
+    """Return what ``lower`` takes behind the pools where layers have linear attention: no state of a policy, the rows
+    that sequences go on from, and those that the states after tokens go to."""
+    sizes = (_SEQUENCES, _TOKENS) if config.linear is not None else ()
+    return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
+
+
 def _empty(specs: Sequence[tuple[tuple[int, ...], torch.dtype]], device: str) -> tuple[Tensor, ...]:
     return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs)
 
@@ -100,8 +120,9 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([0, 5, 9, _TOKENS], dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, config.written_below, device),
+        [*example_pools(config, options, config.written_below, device), *example_states(config, options, device)],
         *state_example(options, device),
+        *rows_example(config, device),
     )
 
 
@@ -153,17 +174,19 @@ def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = 
 def export_lower(
     config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[LowerGraph] = LowerGraph
 ) -> ExportedGraph:
-    """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a policy's state also Ms and the slots."""
+    """Export ``lower``: T, S, M and the numbers of pages and states are dynamic; with a policy's state also Ms and the
+    slots."""
     with torch.device("meta"):
         module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion(), options.draft_head)
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
-    state = [tuple(dict.fromkeys(range(tensor.dim()), auto) for tensor in tensors) for tensors in arguments[7:]]
-    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state)
+    state = [tuple(dict.fromkeys(range(tensor.dim()), auto) for tensor in tensors) for tensors in arguments[7:8]]
+    rows = [{0: auto}] * len(arguments[8:])
+    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state, *rows)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("lower", program, config.written_below, config.written_below)
+    return ExportedGraph("lower", program, config.written_below, config.written_below, config.linear_layers)
 
 
 def export_upper(

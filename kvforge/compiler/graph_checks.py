@@ -13,6 +13,7 @@ from kvforge.common.graph_nodes import argument, source_of
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.seal_checks import broken_rule
+from kvforge.compiler.state_checks import broken_state_rule
 from kvforge.kv_policies.registry import operators
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
@@ -47,9 +48,10 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     ``upper``, but those above a blind cut by ``upper`` alone; where pages are sealed, this is done once behind the
     write; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's static
     scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
-    before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
-    the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
-    tokens have the declared dtypes; ``draft`` writes its own pools and then reads them.
+    before a layer reads its owner's pools, and as the policy's own check says; layers with linear attention take
+    their own states; ``early_exit`` has nothing to do with the cache; linear layers are packed where the options say
+    so and nowhere else; pools, hidden state, logits and tokens have the declared dtypes; ``draft`` writes its own
+    pools and then reads them.
 
     Raises:
         BuildError: naming the node that breaks a rule.
@@ -71,6 +73,7 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     elif graph.name != "early_exit":
         check = _check_sealing if options.policy.sealing else _check_cache
         check(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
+        _check_states(graph, calls)
     results = [options.torch_dtype if graph.name in ("lower", "predict") else torch.float32]
     reads_above = options.draft_head is not None and not options.draft_head.reads_below(config)
     _check_results(graph, results + ([options.torch_dtype] if graph.name == "upper" and reads_above else []))
@@ -130,7 +133,7 @@ def _check_cache(
     if inserted:
         _fail(graph, inserted[0], "changes a cache that no layer reads afterwards")
     layers = range(config.cut) if graph.name == "lower" else range(config.cut, config.num_layers)
-    expected_reads = [config.owner_of_layer[layer] for layer in layers]
+    expected_reads = [config.owner_of_layer[layer] for layer in layers if not config.is_linear(layer)]
     if reads != expected_reads or tuple(sorted(writes)) != graph.written:
         raise BuildError(
             f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
@@ -192,6 +195,15 @@ def _check_sealing(
         _fail(graph, node, rule)
 
 
+def _check_states(graph: ExportedGraph, calls: list[tuple[Node, str]]) -> None:
+    inputs = [str(name) for name in graph.program.graph_signature.user_inputs]
+    if broken := broken_state_rule(calls, inputs, len(graph.linear_layers)):
+        node, rule = broken
+        if node is None:
+            raise BuildError(f"Graph {graph.name} {rule}.")
+        _fail(graph, node, rule)
+
+
 def _pool_inputs(
     graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, inputs: list[str] | None = None
 ) -> dict[str, _PoolInput]:
@@ -207,7 +219,7 @@ def _pool_inputs(
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
     names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
-    end = len(names) - len(options.policy.keeping.state_inputs) - graph.num_past_cut
+    end = len(names) - len(options.policy.keeping.state_inputs) - graph.num_behind
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
     for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):

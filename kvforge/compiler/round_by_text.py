@@ -16,7 +16,7 @@ import plugins
 from kvforge.common.errors import CheckpointError
 from kvforge.compiler.convert import EMBEDDING
 from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, is_rotated, packed_tensors, stack_packed
-from kvforge.compiler.export import pool_specs
+from kvforge.compiler.export import example_states, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import Full
 from model_defs import ModelConfig
@@ -60,8 +60,8 @@ def round_by_text(
     for graph in graphs:
         rounding.prepare(graph, config)
     step = _Step.of(config, _exact(options), samples)
-    below = step.pools[: len(config.written_below)]
-    hidden = lower(*step.tokens, step.starts, step.lengths, step.table, below)
+    below = [*step.pools[: len(config.written_below)], *step.states]
+    hidden = lower(*step.tokens, step.starts, step.lengths, step.table, below, (), *step.rows)
     rows, positions = torch.arange(len(hidden)).int(), step.tokens[1]
     above = [step.pools[config.owners.index(owner)] for owner in config.owners_above]
     slots = step.tokens[2] if config.is_blind else None
@@ -78,13 +78,16 @@ def _exact(options: ResolvedOptions) -> ResolvedOptions:
 
 @dataclass(frozen=True)
 class _Step:
-    """All samples as one step. ``tokens``: ids, positions and slots, each int32 ``[T]``."""
+    """All samples as one step. ``tokens``: ids, positions and slots, each int32 ``[T]``. ``states``: pools of layers
+    with linear attention, of which ``rows`` say that none is read or written."""
 
     tokens: tuple[Tensor, Tensor, Tensor]
     starts: Tensor
     lengths: Tensor
     table: Tensor
     pools: list[tuple[Tensor, ...]]
+    states: list[tuple[Tensor, ...]]
+    rows: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, config: ModelConfig, options: ResolvedOptions, samples: Sequence[Sequence[int]]) -> "_Step":
@@ -101,7 +104,10 @@ class _Step:
             for specs in (pool_specs(config, options, owner) for owner in config.owners)
         ]
         ids = torch.cat([torch.tensor(one) for one in samples])
-        return cls((ids.int(), positions.int(), slots.int()), starts.int(), lengths.int(), table.int(), pools)
+        states = example_states(config, options)
+        rows = (torch.full_like(lengths, -1).int(), torch.full_like(ids, -1).int()) if states else ()
+        tokens = (ids.int(), positions.int(), slots.int())
+        return cls(tokens, starts.int(), lengths.int(), table.int(), pools, states, rows)
 
 
 class _Pass:

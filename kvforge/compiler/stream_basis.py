@@ -32,10 +32,13 @@ Change = Callable[[Tensor], Tensor]
 _READS = {
     "qkv": "input_norm",
     "q": "input_norm",
+    "qkvz": "input_norm",
+    "ba": "input_norm",
     "gate_up": "post_norm",
     "experts.router": "post_norm",
     "experts.gate_up": "post_norm",
     "experts.shared_gate_up": "post_norm",
+    "experts.shared_gate": "post_norm",
 }
 """What of a layer reads the stream, and which of its norms is before it."""
 _READS_ONCE = {"single_input.kv": "single_input.norm", "lm_head": "norm", "lm_head_early_exit": "norm_early_exit"}

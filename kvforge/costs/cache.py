@@ -1,12 +1,14 @@
 """Bytes of K and V: what a token keeps, and what a decode step reads."""
 
+import math
 import operator
 from collections.abc import Iterable
 
-from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
+from kvforge.common.number_formats import ELEMENT_BYTES, GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import Full, OwnerCache, of_cache
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
+from model_defs.config import NO_OWNER
 
 
 def scale_bytes(kv_dtype: str, head_dim: int) -> int:
@@ -56,6 +58,15 @@ def kv_bytes(model: ModelConfig, kv_dtype: str, owners: tuple[int, ...] | None =
     return kv_element_bytes(model, kv_dtype, owners) + kv_scale_bytes(model, kv_dtype, owners)
 
 
+def state_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return the bytes of one state of a sequence over all layers with linear attention, computed in ``dtype``."""
+    if model.linear is None:
+        return 0
+    conv, state = map(math.prod, model.linear.row_shapes)
+    each = conv * ELEMENT_BYTES[dtype] + state * ELEMENT_BYTES["float32"]
+    return len(model.linear.layers) * each
+
+
 def kv_bytes_below(model: ModelConfig, kv_dtype: str) -> int:
     """Return the bytes that every token keeps: those of all owners, or below a blind cut."""
     return kv_bytes(model, kv_dtype, model.written_below)
@@ -89,5 +100,5 @@ def kv_read_bytes(model: ModelConfig, kv_dtype: str, context: float, num_prompt_
     kv_bytes``.
     """
     keys = keys_at(model, context, num_prompt_tokens)
-    read = [model.cached_numbers_of(owner) for owner in model.owner_of_layer]
+    read = [0 if owner == NO_OWNER else model.cached_numbers_of(owner) for owner in model.owner_of_layer]
     return kv_bytes(model, kv_dtype) / cached_numbers(model) * sum(map(operator.mul, keys, read))

@@ -117,7 +117,7 @@ def _token(model: ModelConfig, num_full_layers: int, keys: list[float], is_expan
         key_value=2.0 * hidden * made + 2.0 * of_expansion * expanded,
         query_output=2.0 * attended,
         mlp=float(sum(_mlp(model, layer) for layer in layers) + own * (2 * num_full_layers + model.num_layers)),
-        attention=float(sum(_attention(model, layer, is_expanded) * keys[layer] for layer in layers)),
+        attention=float(sum(_mixing(model, layer, is_expanded, keys[layer]) for layer in layers)),
     )
 
 
@@ -126,8 +126,17 @@ def _mlp(model: ModelConfig, layer: int) -> int:
     if model.experts is None or not model.has_experts(layer):
         return 6 * model.hidden_size * model.intermediate_of(layer)
     experts = model.experts
-    inner = experts.intermediate_size * (experts.num_active + experts.num_shared)
-    return 6 * model.hidden_size * inner + 2 * model.hidden_size * experts.num_experts
+    inner = experts.intermediate_size * experts.num_active + experts.shared_size
+    return 6 * model.hidden_size * inner + 2 * model.hidden_size * (experts.num_experts + experts.shared_gate)
+
+
+def _mixing(model: ModelConfig, layer: int, is_expanded: bool, keys: float) -> float:
+    """FLOPs by which one token meets those before it in a layer: ``keys`` of them, or a state, each of whose numbers
+    takes a product, the decay, and three multiply-adds: S'k, the update and S'q."""
+    if model.linear is None or not model.is_linear(layer):
+        return _attention(model, layer, is_expanded) * keys
+    linear = model.linear
+    return 7 * linear.key_dim * linear.values_dim + 2 * linear.conv_width * linear.conv_channels
 
 
 def _attention(model: ModelConfig, layer: int, is_expanded: bool) -> int:

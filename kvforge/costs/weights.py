@@ -61,9 +61,18 @@ def step_weights(model: ModelConfig, tokens: int | None = None) -> int:
 
 
 def query_weights(model: ModelConfig, layer: int) -> int:
-    """Return the weights that make a layer's queries, through a latent of their own where there is one."""
+    """Return the weights that make a layer's queries and gates, through a latent of their own where there is one; in
+    layers with linear attention all that reads the stream."""
+    if model.linear is not None and model.is_linear(layer):
+        return model.hidden_size * (_linear_rows(model) + 2 * model.linear.num_value_heads)
     rank = model.latent.query_rank if model.latent else None
-    return model.hidden_size * model.q_dim_of(layer) if rank is None else rank * (model.hidden_size + model.q_dim)
+    rows = model.projected_q_dim_of(layer)
+    return model.hidden_size * rows if rank is None else rank * (model.hidden_size + model.q_dim)
+
+
+def _linear_rows(model: ModelConfig) -> int:
+    """Return the outputs of the projection of linear attention that is quantized with the others."""
+    return 0 if model.linear is None else model.linear.conv_channels + model.linear.values_dim
 
 
 def expansion_weights(model: ModelConfig) -> int:
@@ -77,22 +86,29 @@ def mlp_weights(model: ModelConfig, tokens: int | None = None) -> int:
     dense = sum(model.intermediate_of(layer) for layer in range(model.num_layers) if not model.has_experts(layer))
     found = 3 * model.hidden_size * dense + router_weights(model)
     if model.experts:
-        of_layer = experts_used(model.experts, tokens) * 3 * model.hidden_size * model.experts.intermediate_size
-        found += round(len(model.experts.layers) * of_layer)
+        inner = experts_used(model.experts, tokens) * model.experts.intermediate_size + model.experts.shared_size
+        found += round(len(model.experts.layers) * inner * 3 * model.hidden_size)
     return found
 
 
 def experts_used(experts: Experts, tokens: int | None = None) -> float:
     """Return the number of experts of a layer, or of those that so many ``tokens`` use on average, where each is chosen
-    as often as another; shared ones included."""
+    as often as another; without shared ones."""
     share = 1 if tokens is None else 1 - (1 - experts.num_active / experts.num_experts) ** tokens
-    return experts.num_experts * share + experts.num_shared
+    return experts.num_experts * share
 
 
 def router_weights(model: ModelConfig) -> int:
-    """Return the weights of all layers that choose among experts."""
+    """Return the weights of all layers that choose among experts, and that weigh shared ones."""
     experts = model.experts
-    return len(experts.layers) * model.hidden_size * experts.num_experts if experts else 0
+    rows = experts.num_experts + experts.shared_gate if experts else 0
+    return len(experts.layers) * model.hidden_size * rows if experts else 0
+
+
+def _float_weights(model: ModelConfig) -> int:
+    """Return the weights of linear layers that are never quantized: routers, and the gates of linear attention."""
+    heads = model.linear.num_value_heads if model.linear is not None else 0
+    return router_weights(model) + len(model.linear_layers) * model.hidden_size * 2 * heads
 
 
 def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
@@ -103,7 +119,7 @@ def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None)
     linear = _padded(model, dtype, tokens)[0] * WEIGHT_BYTES[dtype]
     head = _padded_matrix(model.vocab_size, model.hidden_size, dtype)[0]
     linear += head * (_head_bytes(dtype) - WEIGHT_BYTES[dtype])
-    return round(linear) + router_weights(model) * ELEMENT_BYTES["bfloat16"]
+    return round(linear) + _float_weights(model) * ELEMENT_BYTES["bfloat16"]
 
 
 def _head_bytes(dtype: str) -> float:
@@ -117,11 +133,12 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
     layers, hidden, own = range(model.num_layers), model.hidden_size, model.per_layer_input
     mlps: list[tuple[float, int]] = [(1, model.intermediate_of(i)) for i in layers if not model.has_experts(i)]
     if model.experts:
-        routed, count = experts_used(model.experts, tokens) - model.experts.num_shared, len(model.experts.layers)
+        routed, count = experts_used(model.experts, tokens), len(model.experts.layers)
         mlps.append((count * routed, model.experts.intermediate_size))
         mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
     rank = model.latent.query_rank if model.latent else None
-    projected = [rank or model.q_dim_of(i) for i in layers]
+    rows = _linear_rows(model)
+    projected = [rows if model.is_linear(i) else rank or model.projected_q_dim_of(i) for i in layers]
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     single_input = model.upper_owners if model.is_swiftkv else ()
     matrices = [

@@ -123,7 +123,7 @@ ACROSS_KV = Feature(
         Need.OWN_LAYERS: _no("layers share caches"),
     },
     remedy="take a checkpoint without AcrossKV",
-    is_there=lambda asked: len(asked.model.owners) < asked.model.num_layers,
+    is_there=lambda asked: len(asked.model.owners) + len(asked.model.linear_layers) < asked.model.num_layers,
 )
 QUANTIZED_CACHE = Feature(
     "8-bit cache",
@@ -272,6 +272,15 @@ LATENT = _of_model(
         )
     },
 )
+LINEAR = _of_model(
+    "linear attention",
+    lambda asked: asked.model.linear is not None,
+    needs=_ON_CPU,
+    limits={
+        need: _no("some layers keep a state in place of K and V")
+        for need in (Need.OWN_CACHE, Need.OWN_LAYERS, Need.TOKEN_GROUPS)
+    },
+)
 UNEVEN_HEADS = _of_model(
     "heads of two sizes",
     lambda asked: bool(asked.model.layer_head_dims),
@@ -348,6 +357,7 @@ _OF_MODELS = (
     UNROTATED,
     SINKS,
     LATENT,
+    LINEAR,
     UNEVEN_HEADS,
     LAYER_INPUTS,
 )

@@ -14,6 +14,7 @@ from kvforge.costs.cache import (
     kv_bytes_below,
     kv_element_bytes,
     kv_scale_bytes,
+    state_bytes,
 )
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
@@ -137,12 +138,13 @@ class Manifest:
     @property
     def upper_pools(self) -> slice:
         """Which of the owners' pools, in order, the upper graph is given: from the first on that it reads."""
-        return slice(self.model.num_owners - len(self.model.owners_above), None)
+        return slice(self.model.num_owners - len(self.model.owners_above), self.model.num_owners)
 
     @property
     def lower_pools(self) -> slice:
-        """Which of the owners' pools, in order, the lower graph is given and writes."""
-        return slice(len(self.model.written_below))
+        """Which of the owners' pools, in order, the lower graph is given and writes, and those of layers with linear
+        attention behind them."""
+        return slice(len(self.model.written_below) + len(self.model.linear_layers))
 
     @property
     def vocab_size(self) -> int:
@@ -183,6 +185,11 @@ class Manifest:
     def kv_bytes_per_token(self) -> int:
         """Bytes one token keeps in the cache over all owners: K, V and their scales."""
         return kv_bytes(self.model, self.kv_dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of a sequence over all layers with linear attention; 0 without such layers."""
+        return state_bytes(self.model, self.dtype)
 
     @property
     def page_bytes(self) -> int:

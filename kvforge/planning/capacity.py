@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvforge.costs.cache import kv_bytes, kv_read_bytes, sequence_kv_bytes
+from kvforge.costs.cache import kv_bytes, kv_read_bytes, sequence_kv_bytes, state_bytes
 from kvforge.costs.flops import (
     full_token,
     full_token_below,
@@ -76,7 +76,8 @@ def requests_per_second(
     kv_dtype: str,
 ) -> float:
     """Return the bound on requests/s with ``batch`` requests at a time: prompts at the FLOP rate, then each decode
-    step at the slower of the FLOP rate and of reading its weights and every layer's cache.
+    step at the slower of the FLOP rate and of reading its weights and every layer's cache or state, which is written
+    too.
 
     0 where the batch is empty. Without a memory bandwidth only FLOPs bound the steps.
     """
@@ -87,7 +88,8 @@ def requests_per_second(
     if machine.bytes_per_s:
         middle = input_tokens + output_tokens / 2
         read = kv_read_bytes(model, kv_dtype, middle, input_tokens)
-        step = step_weight_bytes(model, weight_dtype, batch) + batch * read
+        states = 2 * state_bytes(model, "float32" if weight_dtype == "float32" else "bfloat16")  # read and written
+        step = step_weight_bytes(model, weight_dtype, batch) + batch * (read + states)
         steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
     return batch / (prompts + steps)
 

@@ -15,6 +15,7 @@ from kvforge.costs.cache import (
     kv_read_bytes,
     kv_scale_bytes,
     sequence_kv_bytes,
+    state_bytes,
 )
 from kvforge.costs.flops import full_token, skipped_token, table_1
 from kvforge.costs.weights import num_parameters, weight_bytes
@@ -103,8 +104,8 @@ def list_variants(
     all_pairs: bool,
     anchors: Sequence[int | None] = (None,),
 ) -> list[Variant]:
-    """Return the plain model, each cut with each group size, and all layers merged, for each cache format. ``anchors``
-    are the kinds of each cut as ``with_cut`` takes them.
+    """Return the plain model, each cut with each group size, and all layers merged, for each cache format; of a model
+    with linear attention no merged one. ``anchors`` are the kinds of each cut as ``with_cut`` takes them.
 
     Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
     """
@@ -115,7 +116,8 @@ def list_variants(
             if cut < model.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
                 name = f"cut {cut} of {model.num_layers}" + (f", {size}-way" if size > 1 else "")
                 found.append((name + (", blind" if made.is_blind else ""), made, size))
-    found.append(("all layers merged", merged(model), model.num_layers))
+    if model.linear is None:
+        found.append(("all layers merged", merged(model), model.num_layers))
     suffix = [f", {kv_dtype}" if len(kv_dtypes) > 1 else "" for kv_dtype in kv_dtypes]
     return [
         Variant(name + end, made, size, kv_dtype)
@@ -204,6 +206,7 @@ def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fle
         "kv_exact_bytes_per_request": _exact_bytes(variant, work, 1, 0),
         "kv_exact_bytes_per_step": _exact_bytes(variant, work, 0, work.step_tokens),
         "kv_bytes_per_request": round(kept * length),
+        "state_bytes_per_request": state_bytes(made, work.wide_dtype),
         "step_kv_bytes_read": kv_read_bytes(made, variant.kv_dtype, middle, work.input_tokens),
         "cache_reduction": 1 - elements / wide,
         "cache_reduction_with_scales": 1 - kept / wide,
@@ -225,6 +228,7 @@ def _capacity(variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, 
     rows: list[dict[str, Any]] = []
     for variant in variants:
         each, of_step = _exact_bytes(variant, work, 1, 0), _exact_bytes(variant, work, 0, work.step_tokens)
+        each += state_bytes(variant.model, work.wide_dtype)
         kept = machine.reserve_bytes + of_step
         free = dataclasses.replace(machine, reserve_bytes=kept)
         kept_by_one = sequence_kv_bytes(variant.model, variant.kv_dtype, work.input_tokens, length)

@@ -32,6 +32,10 @@ class Division:
                 f"{self.name} keeps one latent for all heads, which ranks do not divide; leave out "
                 "--tensor-parallel-size."
             )
+        if model.linear is not None:
+            raise KvforgeError(
+                f"{self.name} has linear attention, which ranks do not divide; leave out --tensor-parallel-size."
+            )
         if model.num_heads % size or (model.num_kv_heads % size and size % model.num_kv_heads):
             raise KvforgeError(
                 f"the {model.num_heads} heads and {model.num_kv_heads} KV heads of {self.name} cannot be divided "

@@ -8,7 +8,16 @@ from kvforge.costs.cache import exact_bytes, owner_cache
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.features import BLIND_CUT, LATENT, PAGING, SLIDING_WINDOW, Asked, feature_of, feature_of_cache
+from kvforge.kv_policies.features import (
+    BLIND_CUT,
+    LATENT,
+    LINEAR,
+    PAGING,
+    SLIDING_WINDOW,
+    Asked,
+    feature_of,
+    feature_of_cache,
+)
 from kvforge.kv_policies.visibility import visibility_of
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
@@ -46,10 +55,11 @@ def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: PlannedWork
 
 
 def sequence_bytes(manifest: Manifest) -> dict[str, int]:
-    """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, and over the layers of an auxiliary model:
-    on the device and in host memory with the engine's policy, and on the device in full."""
+    """Return what a prompt of ``max_seq_len`` tokens keeps over all owners, as its state, and over the layers of an
+    auxiliary model: on the device and in host memory with the engine's policy, and on the device in full."""
     cache, policy, length = manifest.owner_cache, manifest.policy, manifest.max_seq_len
     besides = cache.padded(length) * (manifest.auxiliary_bytes_per_token + manifest.draft_head_bytes_per_token)
+    besides += manifest.state_bytes
     owners = len(manifest.model.written_below)
     if (visibility := visibility_of(manifest.model)) is not None:
         seen = visibility.num_seen(length, length)
@@ -70,7 +80,7 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
 def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) -> None:
     cache = [feature_of_cache(kv_dtype)] if KV_FORMATS[kv_dtype].element_bits < 16 else []
     asked = Asked(model, policy, kv_dtype, kv_dtype)
-    of_model = [feature for feature in (BLIND_CUT, SLIDING_WINDOW, LATENT) if feature.is_there(asked)]
+    of_model = [feature for feature in (BLIND_CUT, SLIDING_WINDOW, LATENT, LINEAR) if feature.is_there(asked)]
     check([feature_of(policy), PAGING, *cache, *of_model])
     for one in (policy, of_cache(policy, kv_dtype)):
         one.check(model.num_kv_heads, model.head_dim, page_size)
@@ -79,7 +89,7 @@ def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) 
 def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: PlannedWorkload) -> dict[str, Any]:
     model, tokens = variant.model, work.input_tokens
     _check(policy, model, variant.kv_dtype, work.page_size)
-    cache, layers = _cache(variant, work), model.num_layers
+    cache, layers = _cache(variant, work), model.num_layers - len(model.linear_layers)
     policy, in_full = of_cache(policy, variant.kv_dtype), of_cache(Full(), variant.kv_dtype)
     device = model.num_owners * policy.device_bytes(cache, tokens)
     full = model.num_owners * in_full.device_bytes(cache, tokens)

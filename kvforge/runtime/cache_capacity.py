@@ -41,12 +41,17 @@ class CacheShape:
     """Of a page over all owners above a blind cut; 0 with any other."""
     exact_bytes: int = 0
     """Of the device, of all exact pages where pages are sealed."""
+    row_bytes: int = 0
+    """Of the device, of one state over all layers with linear attention."""
+    num_rows: int = 0
+    """States that there are."""
 
     @property
     def fixed_bytes(self) -> int:
-        """Of the device: all slots, what nobody keeps, and exact pages."""
+        """Of the device: all slots, what nobody keeps, exact pages, and states of linear attention."""
         scratch = self.scratch_pages * (self.page_bytes + self.state_page_bytes)
-        return scratch + self.max_num_seqs * self.slot_bytes + self.exact_bytes
+        states = self.num_rows * self.row_bytes
+        return scratch + self.max_num_seqs * self.slot_bytes + self.exact_bytes + states
 
     @property
     def least_bytes(self) -> int:
@@ -82,13 +87,14 @@ class CacheShape:
         return min(num_pages, self.max_num_seqs * self.pages), state_pages
 
     def device_bytes(self, num_pages: int, num_state_pages: int, num_upper_pages: int = 0) -> int:
-        """Return the bytes of so many pages, all slots and what nobody keeps."""
+        """Return the bytes of so many pages, and ``fixed_bytes``."""
         upper_bytes = num_upper_pages * self.upper_page_bytes
         return num_pages * self.page_bytes + upper_bytes + num_state_pages * self.state_page_bytes + self.fixed_bytes
 
 
-def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
-    """Return what ``max_num_seqs`` sequences of up to ``max_seq_len`` tokens take of an engine's cache."""
+def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int, num_rows: int = 0) -> CacheShape:
+    """Return what ``max_num_seqs`` sequences of up to ``max_seq_len`` tokens take of an engine's cache, with
+    ``num_rows`` states."""
     policy, page_size = manifest.policy, manifest.page_size
     pools = manifest.cache_layout.state_pools
     in_pages = [pool for pool in pools if pool.rows == "pages"]
@@ -112,6 +118,8 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
         0 if policy.probing is None else policy.probing.num_scratch_pages(page_size),
         manifest.upper_page_bytes,
         manifest.num_exact_pages(max_num_seqs) * manifest.exact_page_bytes,
+        manifest.state_bytes,
+        num_rows,
     )
 
 

@@ -9,6 +9,7 @@ from kvforge.kv_policies import Full, KVPolicy
 from kvforge.kv_policies.visibility import Visibility, visibility_of
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape, cache_shape
+from kvforge.runtime.state_capacity import count_states, rows_per_sequence
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 DEFAULT_FRACTION = 0.25
@@ -44,6 +45,12 @@ class RuntimeConfig:
     """Which tokens go past a blind cut; None with any other."""
     num_upper_pages: int = 0
     """Pages of the owners above a blind cut."""
+    num_state_rows: int = 0
+    """States of running sequences, where layers have linear attention, those behind drafts included; 0 elsewhere."""
+    num_snapshots: int = 0
+    """States kept at the ends of pages, for prompts that begin alike."""
+    snapshot_every: int = 0
+    """Of how many pages of a sequence one has such a state; 0 without snapshots."""
     exact_tokens: ExactTokens | None = None
     """Of prompts that an auxiliary model predicts, what the model computes itself; None where it computes all."""
 
@@ -71,6 +78,8 @@ def resolve_config(
     num_pages: int | None = None,
     num_state_pages: int | None = None,
     num_upper_pages: int | None = None,
+    num_snapshots: int | None = None,
+    snapshot_every: int | None = None,
     kv_cache_gib: float | None = None,
     max_num_seqs: int | None = None,
     max_num_tokens: int | None = None,
@@ -93,6 +102,9 @@ def resolve_config(
     Owners above a blind cut have pages of their own, by default as ``CacheShape.upper_pages_beside`` says; with
     ``num_pages`` ``num_upper_pages`` overrides that.
 
+    Where layers have linear attention, the same bytes hold states, see ``count_states``, which ``snapshot_every`` and
+    ``num_snapshots`` override.
+
     Engines with a predictor predict all prompts, and share no prefixes; ``exact_tokens`` is what of them is computed,
     by default the last token.
 
@@ -106,11 +118,18 @@ def resolve_config(
     if kv_cache_gib is not None and not 0 < kv_cache_gib < math.inf:
         raise EngineError(f"kv_cache_gib is {kv_cache_gib}; give a finite size above 0.")
     most = MAX_CACHE_TOKENS // manifest.page_size
-    shape = cache_shape(manifest, seqs, length)
-    state_pages = max(seqs * shape.state_pages, int(shape.has_state_pages))
+    shape, budget = cache_shape(manifest, seqs, length, rows_per_sequence(manifest)), None
     if num_pages is None:
-        num_pages, state_pages = shape.divide(_budget(manifest, shape, available_bytes, kv_cache_gib, length))
+        budget = _budget(manifest, shape, available_bytes, kv_cache_gib, length)
+    reuses = enable_prefix_cache and manifest.policy.max_reusable(length) != 0 and not manifest.predicts
+    states = count_states(manifest, shape, budget, num_pages, num_snapshots, snapshot_every, reuses)
+    seqs = states.max_num_seqs
+    shape = cache_shape(manifest, seqs, length, states.num_rows + states.num_snapshots)
+    state_pages = max(seqs * shape.state_pages, int(shape.has_state_pages))
+    if budget is not None:
+        num_pages, state_pages = shape.divide(budget)
         num_pages = min(num_pages, most)
+    assert num_pages is not None
     if not 1 <= num_pages <= most:
         raise EngineError(f"num_pages is {num_pages}; give 1 to {most}.")
     if num_state_pages is None:
@@ -137,7 +156,7 @@ def resolve_config(
         max_seq_len=length,
         vocab_size=manifest.vocab_size,
         eos_token_ids=tuple(manifest.eos_token_ids),
-        enable_prefix_cache=enable_prefix_cache and manifest.policy.max_reusable(length) != 0 and not manifest.predicts,
+        enable_prefix_cache=reuses and (states.num_snapshots > 0 or not states.num_rows),
         max_num_survivors=min(tokens, manifest.max_num_survivors),
         kv_policy=manifest.policy,
         has_observers=manifest.has_observers,
@@ -145,6 +164,9 @@ def resolve_config(
         num_exact_pages=manifest.num_exact_pages(max_seqs),
         visibility=visibility_of(manifest.model),
         num_upper_pages=num_upper_pages,
+        num_state_rows=states.num_rows,
+        num_snapshots=states.num_snapshots,
+        snapshot_every=states.snapshot_every,
         exact_tokens=(exact_tokens or ExactTokens()) if manifest.predicts else None,
     )
 

@@ -55,6 +55,9 @@ class LLMEngine:
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
         num_state_pages: pages of the KV policy's own to allocate beside them; default likewise.
         num_upper_pages: pages of the owners above a blind cut to allocate; default likewise.
+        snapshot_every, num_snapshots: of how many pages of a sequence the prefix cache keeps one state of layers with
+            linear attention, where prompts that begin alike go on, and how many states at most; 0 pages: none, and no
+            prefix is reused. Default likewise.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
@@ -79,6 +82,8 @@ class LLMEngine:
         num_pages: int | None = None,
         num_state_pages: int | None = None,
         num_upper_pages: int | None = None,
+        snapshot_every: int | None = None,
+        num_snapshots: int | None = None,
         kv_cache_gib: float | None = None,
         enable_prefix_cache: bool = True,
         max_num_tokens: int | None = None,
@@ -99,6 +104,8 @@ class LLMEngine:
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)
         check_speculation(speculative, early_exit_threshold, session.manifest, early_exit_prompts)
+        kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib, snapshot_every, num_snapshots)
+        kept.check(session.manifest, enable_prefix_cache)
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         if num_pages is None and kv_cache_gib is None:
@@ -109,6 +116,8 @@ class LLMEngine:
             num_pages=num_pages,
             num_state_pages=num_state_pages,
             num_upper_pages=num_upper_pages,
+            snapshot_every=snapshot_every,
+            num_snapshots=num_snapshots,
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
@@ -127,7 +136,6 @@ class LLMEngine:
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
         if self.config.kv_policy.keeping.keeps_by_content:
             self.scheduler.transitions.measure = self.runner.measure
-        kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib)
         self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, kept)
         self._num_waits = 0
         self._close = None if self.prefixes is None else weakref.finalize(self, self.prefixes.close)

@@ -35,6 +35,8 @@ class EngineOptions:
     prefix_dir: Path | None = None
     prefix_gib: float | None = None
     prefix_host_gib: float | None = None
+    snapshot_every: int | None = None
+    num_snapshots: int | None = None
     speculative: SpeculativeConfig | None = None
     early_exit_threshold: float | None = None
     early_exit_prompts: bool = False

@@ -66,9 +66,13 @@ def linear_bound(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0, rounding
 
 def layer_terms(config: ModelConfig, tokens: int) -> int:
     """Terms of the sums on the longest path through a layer that attends to ``tokens``: three norms (one of heads), the
-    projections, the scores, softmax's denominator and the weighted values."""
+    projections, the scores, softmax's denominator and the weighted values; or those of linear attention, where each
+    token rounds the state twice, and reads of it are three sums over keys."""
     norms = 2 * config.hidden_size + (config.head_dim if config.qk_norm else 0)
     attention = config.hidden_size + config.head_dim + 2 * tokens + config.num_heads * config.head_dim
+    if (linear := config.linear) is not None:
+        recurrence = linear.conv_width + 3 * linear.key_dim + 2 * tokens + linear.value_dim + linear.values_dim
+        attention = max(attention, config.hidden_size + recurrence)
     return norms + attention + config.hidden_size + config.intermediate_size
 
 

@@ -1,4 +1,4 @@
-"""--prefix-dir, --prefix-gib and --prefix-host-gib on a command line, and which engines they are for."""
+"""What is kept of prefixes and where, on a command line, and which engines these options are for."""
 
 import argparse
 import math
@@ -27,6 +27,15 @@ def add_prefix_options(parser: argparse._ActionsContainer) -> None:
         "--prefix-host-gib", type=float, metavar="GIB",
         help="main memory that keeps prompts of which a GPU's memory lacks room (default: none)",
     )  # fmt: skip
+    parser.add_argument(
+        "--snapshot-every", type=int, metavar="PAGES",
+        help="of a model with linear attention: pages of a sequence to a state that is kept, where prompts that begin "
+        "alike go on; 0: none, and no prompt does (default: as many as take a state's bytes)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-snapshots", type=int, metavar="N",
+        help="such states at most (default: a quarter of what running sequences leave of the cache)",
+    )  # fmt: skip
 
 
 def prefix_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -42,11 +51,14 @@ def is_in_main_memory(manifest: Manifest) -> bool:
 @dataclass(frozen=True)
 class PrefixOptions:
     """Where prefixes are kept that the pool lacks: a folder of at most ``prefix_gib`` GiB (default 16), and
-    ``prefix_host_gib`` GiB of main memory below a pool that lies on a GPU."""
+    ``prefix_host_gib`` GiB of main memory below a pool that lies on a GPU. In the pool, of models with linear
+    attention: a state after each ``snapshot_every`` pages, ``num_snapshots`` at most."""
 
     prefix_dir: str | Path | None = None
     prefix_gib: float | None = None
     prefix_host_gib: float | None = None
+    snapshot_every: int | None = None
+    num_snapshots: int | None = None
 
     @property
     def is_given(self) -> bool:
@@ -62,6 +74,13 @@ class PrefixOptions:
         for name in ("prefix_gib", "prefix_host_gib"):
             if (gib := getattr(self, name)) is not None and not 0 < gib < math.inf:
                 raise EngineError(f"{name} is {gib}; give a finite size above 0.")
+        for name, minimum in (("snapshot_every", 0), ("num_snapshots", 1)):
+            if (count := getattr(self, name)) is None:
+                continue
+            if not manifest.state_bytes:
+                raise EngineError(f"{name} is for models with layers of linear attention; leave it out.")
+            if count < minimum:
+                raise EngineError(f"{name} is {count}; give {minimum} or more.")
         if not self.is_given:
             return
         name = "prefix_dir" if self.prefix_dir is not None else "prefix_host_gib"
@@ -78,6 +97,10 @@ class PrefixOptions:
         if manifest.model.is_blind:
             raise EngineError(
                 f"{name} keeps pages of all owners, and above a blind cut these have pages of their own; leave it out."
+            )
+        if manifest.state_bytes:
+            raise EngineError(
+                f"{name} keeps K and V, and prompts of a model with linear attention need states as well; leave it out."
             )
         if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
             reason = (

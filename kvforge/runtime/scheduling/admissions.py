@@ -35,7 +35,7 @@ class Admissions:
         """Nothing overtakes the first one, except that sequences waiting for their leader's prompt, for pages that are
         being read or for pages of this step are passed over."""
         holdings, index, free_slots = self._holdings, 0, self._holdings.slots.free_slots
-        prefixes = PlannedPrefixes(holdings.prefix_cache, holdings.policy)
+        prefixes = PlannedPrefixes(holdings.prefix_cache, holdings.policy, holdings.state_rows)
         if self._use_cache:
             prefixes.replace(plan.prefills)
         plan.num_reserved = sum(map(holdings.missing_pages, holdings.running))
@@ -124,12 +124,14 @@ class Admissions:
 
     def _reusable_pages(self, sequence: Sequence) -> list[int]:
         """Written pages that hold the K,V of this sequence's first tokens, from the cache or a sibling."""
-        page_size = self._holdings.config.page_size
+        page_size, rows = self._holdings.config.page_size, self._holdings.state_rows
         best = self._holdings.prefix_cache.lookup(sequence) if self._use_cache else []
+        best = best[: rows.reach(best)]
         for other in sequence.siblings if sequence.predicted is None else ():
             is_whole = other.cache_offset == 0 and not (self._measures and other.is_changed)
             if other is not sequence and other.status is Status.RUNNING and is_whole:
                 shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.num_reusable)
-                if shared // page_size > len(best):
-                    best = other.pages[: shared // page_size]
+                num_pages = rows.reach(other.pages[: shared // page_size])
+                if num_pages > len(best):
+                    best = other.pages[:num_pages]
         return best

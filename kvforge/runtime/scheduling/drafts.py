@@ -35,9 +35,12 @@ class Drafts:
             wanted = len(drafts) or self.limits.get(sequence, 0)
             # One token more than drafts comes out of the step.
             count = min(wanted, plan.budget, room, sequence.max_length - sequence.length - 1)
+            if holdings.state_rows.is_used:
+                count = min(count, len(holdings.state_rows.free_rows))
             while count > 0 and not holdings.extend(sequence, sequence.length + count):
                 count = min(count, holdings.covered(sequence) - sequence.length)
             if count > 0:
+                holdings.state_rows.take_drafts(sequence, count)
                 if drafts:
                     plan.drafts[sequence] = drafts[:count]
                 else:

@@ -14,6 +14,7 @@ from kvforge.runtime.scheduling.retention import set_priorities
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.scheduling.state_pages import StatePages
+from kvforge.runtime.scheduling.state_rows import StateRows
 from kvforge.runtime.scheduling.upper_pages import UpperPages
 
 _by_order = attrgetter("order")
@@ -39,10 +40,12 @@ class Holdings:
         self.upper_pages = UpperPages(config, self.slots, self.pool, self.prefix_cache)
         self.state_pages = StatePages(config, self.slots)
         self.exact_pages = ExactPages(config, self.slots)
+        self.state_rows = StateRows(config, self.slots, self.prefix_cache)
         self.give_back: list[Callable[[Sequence], None]] = [
             self.state_pages.give_back,
             self.exact_pages.give_back,
             self.upper_pages.give_back,
+            self.state_rows.give_back,
         ]
         """Called for what a running sequence has, while it still has its slot."""
         self.waiting: list[Sequence] = []
@@ -142,6 +145,7 @@ class Holdings:
         sequence.num_computed = len(pages) * self.config.page_size
         self.state_pages.take(sequence)
         self.upper_pages.run(sequence, upper_pages)
+        self.state_rows.take(sequence)
         slots.page_table[sequence.slot, : len(pages)] = pages
         slots.num_computed[sequence.slot] = sequence.num_computed
         slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]

@@ -21,6 +21,9 @@ def check_invariants(scheduler: Scheduler) -> None:
       tokens, and is cached where that is.
     - Exact pages are conserved: each is free or held by one running sequence, which has one if its newest page is not
       full, and the slot table has it.
+    - Rows of states are conserved: each is free or owned by one running sequence, which has one between steps. Each
+      snapshot is free, kept behind one published page, or read by a running sequence; a sequence reads its own row, a
+      snapshot, or none at its start, and writes its own.
     - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
       of it in the slots. Where a transition keeps no page or rewrites those that it keeps, they have one holder and are
       not published; elsewhere those that were filled after it.
@@ -66,6 +69,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_upper_pages(scheduler)
     _check_policy(scheduler)
     _check_exact_pages(scheduler)
+    _check_state_rows(scheduler)
     assert all(one.status is not Status.FINISHED for one in scheduler.drafts.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
@@ -119,6 +123,25 @@ def _check_exact_pages(scheduler: Scheduler) -> None:
         assert list(held) == ([newest] if offset and exact.is_used else []), sequence
         for index, page in held.items():
             assert slots.write_table[sequence.slot, index] == page, sequence
+
+
+def _check_state_rows(scheduler: Scheduler) -> None:
+    rows, slots = scheduler.state_rows, scheduler.slots
+    if not rows.is_used:
+        return
+    assert rows.owned.keys() == set(scheduler.running), "rows of a sequence that does not run, or none of one that does"
+    assert not rows.drafts and not rows.planned, "rows of a step that is over"
+    assert len(rows.owned) + len(rows.free_rows) == rows.num_rows, "rows of running sequences are lost"
+    kept, read = set(rows.snapshots.values()), set(rows.read.values())
+    assert len(kept) == len(rows.snapshots), "a snapshot is behind two pages"
+    found = sorted([*rows.owned.values(), *rows.free_rows, *(kept | read), *rows.free_snapshots])
+    assert found == list(range(rows.num_rows + rows.num_snapshots)), "rows are lost or held twice"
+    assert +rows.num_readers == Counter(rows.read.values()), "readers of snapshots"
+    assert all(map(scheduler.prefix_cache.holds, rows.snapshots)), "a snapshot behind a page that is not published"
+    for sequence in scheduler.running:
+        own, first = rows.owned[sequence], -1 if sequence.num_computed == 0 else rows.owned[sequence]
+        assert slots.state_read[sequence.slot] == rows.read.get(sequence, first), sequence
+        assert slots.state_write[sequence.slot] == own, sequence
 
 
 def _check_policy(scheduler: Scheduler) -> None:

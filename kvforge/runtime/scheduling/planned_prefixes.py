@@ -3,6 +3,7 @@
 from kvforge.kv_policies import KVPolicy
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.prefix_cache import PrefixCache
+from kvforge.runtime.scheduling.state_rows import StateRows
 
 
 class PlannedPrefixes:
@@ -12,9 +13,11 @@ class PlannedPrefixes:
     in this plan, and waiting for it takes one step.
     """
 
-    def __init__(self, cache: PrefixCache, policy: KVPolicy) -> None:
-        self._cache, self._policy = cache, policy
+    def __init__(self, cache: PrefixCache, policy: KVPolicy, state_rows: StateRows) -> None:
+        self._cache, self._policy, self._state_rows = cache, policy, state_rows
         self._digests: set[bytes] = set()
+        self._snapshots: set[bytes] = set()
+        """Those of them behind which states of linear attention will be kept."""
         self.held_back: dict[Sequence, int] = {}
         """Sequences that are not admitted in this step, and the pages to keep for each of them: those of all its
         tokens and one to grow into."""
@@ -22,6 +25,7 @@ class PlannedPrefixes:
     def replace(self, chunks: list[tuple[Sequence, int]]) -> None:
         """The step computes these numbers of tokens of running sequences, and nothing of what was added before."""
         self._digests.clear()
+        self._snapshots.clear()
         for sequence, num_tokens in chunks:
             self.add(sequence, num_tokens)
 
@@ -31,6 +35,8 @@ class PlannedPrefixes:
         end = min(start + num_tokens, sequence.first_transition)  # what follows a transition is never published
         for index in range(start // page_size, end // page_size):
             self._digests.add(self._cache.digest(sequence, index))
+            if self._state_rows.wants(sequence, index):
+                self._snapshots.add(self._cache.digest(sequence, index))
 
     def hold_back(self, sequence: Sequence, budget: int) -> bool:
         """Whether a waiting sequence gains by waiting for this step's pages; it is in ``held_back`` then.
@@ -42,12 +48,13 @@ class PlannedPrefixes:
         if not self._digests:
             return False
         cache, page_size = self._cache, self._cache.page_size
-        num_pages, known = sequence.num_reusable // page_size, 0
-        while known < num_pages and cache.page_of(sequence, known) is not None:
-            known += 1
-        reach = known
+        num_pages, pages = sequence.num_reusable // page_size, cache.lookup(sequence)
+        known, reach = self._state_rows.reach(pages), len(pages)
         while reach < num_pages and cache.digest(sequence, reach) in self._digests:
             reach += 1
+        if self._state_rows.is_used:
+            while reach > known and cache.digest(sequence, reach - 1) not in self._snapshots:
+                reach -= 1
         saved, left = (reach - known) * page_size, sequence.length - reach * page_size
         if reach <= sequence.num_awaited_pages or saved < min(budget, left):
             return False

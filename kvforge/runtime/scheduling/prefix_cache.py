@@ -30,6 +30,8 @@ class PrefixCache:
         self._epochs: defaultdict[int, int] = defaultdict(int)
         self.on_publish: Callable[[bytes, int], None] | None = None
         """Is told of each page that a step has filled."""
+        self.on_forget: Callable[[int], None] | None = None
+        """Is told of each page that is not published any more."""
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -85,6 +87,8 @@ class PrefixCache:
         """Unpublish a page, because it is about to be overwritten."""
         self._epochs[page] += 1
         del self._page_of[self._digest_of.pop(page)]
+        if self.on_forget is not None:
+            self.on_forget(page)
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the name of the prefix that ends with the sequence's page ``index``, which its tokens fill."""

@@ -17,8 +17,9 @@ class Schedule:
     ``transitions`` are done before anything else, in their order, then ``probes``: of these sequences, which wait for
     their first transition, the probe with this number. ``predictions`` are prompts of which an auxiliary model runs
     over the next tokens, before the model itself computes anything; where it then has the whole prompt, the runner may
-    note the ``importance`` of each of its tokens. While sequences are admitted, ``num_reserved`` pages are kept for
-    those that run.
+    note the ``importance`` of each of its tokens. ``state_writes`` are rows for the states behind some of a chunk's
+    tokens and drafts, by their place in it. While sequences are admitted, ``num_reserved`` pages are kept for those
+    that run.
     """
 
     budget: int
@@ -30,6 +31,7 @@ class Schedule:
     probes: dict[Sequence, int] = field(default_factory=dict)
     predictions: list[tuple[Sequence, int]] = field(default_factory=list)
     importance: dict[Sequence, list[float]] = field(default_factory=dict)
+    state_writes: dict[Sequence, dict[int, int]] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
 

@@ -18,7 +18,8 @@ from kvforge.runtime.scheduling.transitions import Transitions
 class Scheduler(Holdings):
     """Continuous batching with chunked prefill over a paged K,V pool, within ``max_num_tokens`` a step.
 
-    A step is planned in stages, each in a file of its own: changes of caches, running sequences, admissions, drafts.
+    A step is planned in stages, each in a file of its own: changes of caches, running sequences, admissions, drafts,
+    then where states of linear attention go.
     """
 
     def __init__(self, config: RuntimeConfig, source: PageSource | None = None) -> None:
@@ -34,6 +35,8 @@ class Scheduler(Holdings):
         self.propose = self.drafts.propose
         stages = self.transitions, work, self.admissions, self.drafts
         self._stages = [stage.plan for stage in stages[0 if self.transitions.is_used else 1 :]]
+        if self.state_rows.is_used:
+            self._stages.append(self.state_rows.plan)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -85,6 +88,7 @@ class Scheduler(Holdings):
                 self.prefix_cache.publish(sequence)
         if self.exact_pages.is_used:
             self.exact_pages.commit(plan)
+        self.state_rows.commit(plan.sequences)
 
     def accept(self, sequences: list[Sequence]) -> None:
         """Record that the newest token of each sequence was a draft, so that the step has written its K,V already."""
@@ -93,6 +97,7 @@ class Scheduler(Holdings):
             self.slots.num_computed[sequence.slot] = sequence.num_computed
             if self.config.enable_prefix_cache and sequence.num_computed % self.config.page_size == 0:
                 self.prefix_cache.publish(sequence)
+        self.state_rows.accept(sequences)
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let go of a running sequence's pages beyond its computed tokens: drafts that were not accepted."""
@@ -101,6 +106,7 @@ class Scheduler(Holdings):
         del sequence.pages[keep:]
         self.exact_pages.trim(sequence)
         self.upper_pages.trim(sequence)
+        self.state_rows.trim(sequence)
 
     def append(self, sequences: list[Sequence], tokens: list[int]) -> None:
         """Add each running sequence's new token."""

@@ -19,6 +19,9 @@ class SlotTable:
         upper_table: [num_slots, max_upper_pages] int32, as ``page_table``, of pages above a blind cut.
         num_hidden: [num_slots] int32, tokens of the prompt that never go past it.
         state_table: [num_slots, max_state_pages] int32, as ``page_table``, of the KV policy's own pages.
+        state_read: [num_slots] int32, the row of the sequence's state behind its computed tokens, -1 at its start; and
+        state_write: [num_slots] int32, that of the state behind the last token of a step which is kept, where layers
+            have linear attention.
         columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 in free rows.
     """
 
@@ -39,5 +42,7 @@ class SlotTable:
         self.upper_table = np.zeros((num_slots, max_upper_pages), dtype=np.int32)
         self.num_hidden = np.zeros(num_slots, dtype=np.int32)
         self.state_table = np.zeros((num_slots, max_state_pages), dtype=np.int32)
+        self.state_read = np.full(num_slots, -1, dtype=np.int32)
+        self.state_write = np.full(num_slots, -1, dtype=np.int32)
         self.columns: dict[str, np.ndarray] = {name: np.zeros(num_slots, dtype=np.int32) for name in columns}
         self.free_slots = list(range(num_slots - 1, -1, -1))

@@ -71,6 +71,7 @@ class ScoredSequence:
         engine.scheduler.exact_pages.trim(self.sequence)
         if engine.config.enable_prefix_cache:
             engine.scheduler.prefix_cache.publish(self.sequence)
+        engine.scheduler.state_rows.commit([self.sequence])
         return self.sequence.num_computed - self.num_context + 1
 
     def waits_for(self, other: "ScoredSequence", page_size: int) -> bool:
@@ -83,14 +84,16 @@ class ScoredSequence:
 
     def place(self, engine: LLMEngine) -> bool:
         """Take pages for all tokens, those of a known beginning of the context included, and a slot where there are
-        exact pages, which are enough for as many sequences; False if there are none."""
+        exact pages or rows of states, which are enough for as many sequences; False if there are none."""
         pool, cache, sequence = engine.scheduler.pool, engine.scheduler.prefix_cache, self.sequence
-        upper = engine.scheduler.upper_pages
+        upper, rows = engine.scheduler.upper_pages, engine.scheduler.state_rows
         page_size, free_slots = engine.config.page_size, engine.scheduler.slots.free_slots
-        if engine.scheduler.exact_pages.is_used and not free_slots:
+        takes_slot = engine.scheduler.exact_pages.is_used or rows.is_used
+        if takes_slot and not free_slots:
             return False
         known = cache.lookup(sequence) if engine.config.enable_prefix_cache else []
         reused = known[: (self.num_context - 1) // page_size]
+        reused = reused[: rows.reach(reused)]
         for page in reused:
             pool.share(page)
             sequence.pages.append(page)
@@ -101,8 +104,9 @@ class ScoredSequence:
             self.release(engine)
             return False
         sequence.num_computed = len(reused) * page_size
-        if engine.scheduler.exact_pages.is_used:
+        if takes_slot:
             sequence.slot = free_slots.pop()
+            rows.take(sequence)
         for _ in range(needed):
             new_page = pool.allocate()
             assert new_page is not None  # there were enough
@@ -112,6 +116,7 @@ class ScoredSequence:
     def release(self, engine: LLMEngine) -> None:
         """Let go of all pages."""
         engine.scheduler.exact_pages.give_back(self.sequence)
+        engine.scheduler.state_rows.give_back(self.sequence)
         if self.sequence.slot >= 0:
             engine.scheduler.slots.free_slots.append(self.sequence.slot)
             self.sequence.slot = -1
@@ -182,6 +187,7 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         kv_length=torch.tensor(ends, dtype=torch.int32),
         page_table=torch.from_numpy(table),
         state=(torch.from_numpy(exact_rows),) if exact.is_used else (),
+        rows=_state_rows(engine, chunks) if engine.scheduler.state_rows.is_used else (),
     )
     if (visibility := engine.config.visibility) is not None:
         parts = [_past_cut_of(scored, count) for scored, count in chunks]
@@ -192,6 +198,19 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         survivor_index=torch.from_numpy(np.concatenate(survivors)),
         survivor_start=torch.tensor(survivor_starts, dtype=torch.int32),
     )
+
+
+def _state_rows(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, slots = engine.scheduler.state_rows, engine.scheduler.slots
+    written: list[np.ndarray] = []
+    for scored, count in chunks:
+        states = np.full(count, -1, dtype=np.int32)
+        for place, row in rows.plan_tokens(scored.sequence, count).items():
+            states[place] = row
+        states[-1] = slots.state_write[scored.sequence.slot]
+        written.append(states)
+    read = slots.state_read[[scored.sequence.slot for scored, _ in chunks]]
+    return torch.from_numpy(read), torch.from_numpy(np.concatenate(written))
 
 
 def _past_cut_of(scored: ScoredSequence, count: int) -> ComputedChunk:

@@ -43,7 +43,7 @@ class CpuSession(Session):
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing their K,V; returns hidden ``[T, hidden_size]``."""
         memory = itertools.chain.from_iterable(pools[self._lower_pools])
-        return self._lower([*step.inputs, *memory, *policy_inputs(step, self._policy)])[0]
+        return self._lower([*step.inputs, *memory, *policy_inputs(step, self._policy), *step.rows])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
@@ -95,10 +95,15 @@ class CpuSession(Session):
         return accepted, next_token
 
     def allocate_pools(
-        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+        self,
+        num_pages: int,
+        state_pages: int = 0,
+        num_slots: int | None = None,
+        upper_pages: int = 0,
+        state_rows: int = 0,
     ) -> Pools:
         """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages)
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages, state_rows)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:

@@ -137,7 +137,12 @@ class CudaSession(Session):
         return accepted.cpu(), next_token.cpu()
 
     def allocate_pools(
-        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+        self,
+        num_pages: int,
+        state_pages: int = 0,
+        num_slots: int | None = None,
+        upper_pages: int = 0,
+        state_rows: int = 0,
     ) -> Pools:
         """Return pools of all owners in one allocation, but for those of the KV policy that lie in main memory, mapped
         for the GPU; see ``kvforge.runtime.sessions.pools``."""

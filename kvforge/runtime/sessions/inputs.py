@@ -28,11 +28,14 @@ class LowerStep(NamedTuple):
     """[S, M]"""
     state: PolicyInputs = ()
     """The KV policy's, behind the pools."""
+    rows: tuple[Tensor, ...] = ()
+    """Behind these ``state_read`` [S] and ``state_write`` [T], where layers have linear attention: the rows of states
+    that the sequences go on from, and that the states behind the tokens go to; -1 for none."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What the graph takes before the pools."""
-        return self[:-1]
+        return self[:6]
 
 
 class UpperStep(NamedTuple):

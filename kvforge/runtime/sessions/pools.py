@@ -16,7 +16,9 @@ from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, or rows that are both, then, for dynamic formats, their scales, then the KV
-policy's ``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's."""
+policy's ``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's.
+
+Of a layer with linear attention, ``CacheLayout.linear_state``. These are behind all owners."""
 
 Pools = list[Pool]
 
@@ -30,11 +32,12 @@ def allocate_pools(
     num_state_pages: int = 0,
     num_slots: int | None = None,
     num_upper_pages: int = 0,
+    num_rows: int = 0,
 ) -> Pools:
     """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
     above a blind cut those of ``num_upper_pages``, exact pages where these are sealed, those of the KV policy for
     ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what ``allocate_together`` adds for
-    alignment.
+    alignment. Behind them are those of layers with linear attention, ``num_rows * manifest.state_bytes``.
 
     Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
@@ -60,7 +63,8 @@ def allocate_pools(
         for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
             if one.initial:
                 tensor.fill_(one.initial)
-    return memory
+    linear = [torch_specs(layout.linear_state(num_rows)) for _ in manifest.model.linear_layers]
+    return [*memory, *(_by_owner(linear, together) if linear else ())]
 
 
 def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:

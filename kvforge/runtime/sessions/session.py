@@ -25,17 +25,23 @@ class Session(ABC):
     Pools are those of all owners in ascending order, on the session's device, each
     (k_pool, v_pool) ``[num_pages, page_size, num_kv_heads, head_dim]`` in the manifest's ``kv_dtype`` or, where it
     has dynamic scales, (k_pool, v_pool, k_scales, v_scales), then the KV policy's ``state_pools``.
+    Behind them are those of layers with linear attention.
     """
 
     manifest: Manifest
 
     @abstractmethod
     def allocate_pools(
-        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+        self,
+        num_pages: int,
+        state_pages: int = 0,
+        num_slots: int | None = None,
+        upper_pages: int = 0,
+        state_rows: int = 0,
     ) -> Pools:
         """Return pools; the content of K and V is arbitrary. ``state_pages`` and ``num_slots`` (default:
         ``max_num_seqs``) are pages and sequences of the KV policy's, ``upper_pages`` those of owners above a blind
-        cut."""
+        cut, ``state_rows`` states of linear attention."""
 
     @abstractmethod
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:

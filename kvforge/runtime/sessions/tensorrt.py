@@ -59,7 +59,12 @@ class TensorRTSession(CudaSession):
             plan.keep_kernels()
 
     def allocate_pools(
-        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+        self,
+        num_pages: int,
+        state_pages: int = 0,
+        num_slots: int | None = None,
+        upper_pages: int = 0,
+        state_rows: int = 0,
     ) -> Pools:
         """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.sessions.pools``.
 

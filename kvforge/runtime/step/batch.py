@@ -72,6 +72,8 @@ class StepBatchBuilder:
         self._survivor_index = _Buffer(config.max_num_survivors)
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
+        self._has_rows = config.num_state_rows > 0
+        self._state_read, self._state_write = _Buffer(seqs), _Buffer(tokens)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
         self._state = config.kv_policy.keeping.make_input_builder(
             config.page_size, seqs, config.max_state_pages_per_seq
@@ -138,6 +140,7 @@ class StepBatchBuilder:
             kv_length=self._kv_length.tensor[:num_seqs],
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
             state=self._state.build(rows, slots, np.diff(query_start[: num_seqs + 1])),
+            rows=self._state_rows(plan, slots, rows, num_tokens) if self._has_rows else (),
         )
         if self._visibility is not None:
             above = planned_past_cut(plan, slots, self._visibility, self._page_size)
@@ -145,6 +148,21 @@ class StepBatchBuilder:
         survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
         is_observed = self._observing is not None and len(logit_rows) < num_survivors
         return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)
+
+    def _state_rows(
+        self, plan: Schedule, slots: SlotTable, rows: np.ndarray, num_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fill in which rows of states the S sequences go on from, and where those behind the tokens go."""
+        read, write, starts = self._state_read, self._state_write, self._query_start.array
+        read.array[: len(rows)] = slots.state_read[rows]
+        write.array[:num_tokens] = -1
+        counts = np.array([1] * len(plan.decodes) + [count for _, count in plan.prefills])
+        write.array[starts[: len(rows)] + counts - 1] = slots.state_write[rows]
+        for index, (sequence, _) in enumerate(plan.prefills, start=len(plan.decodes)):
+            for place, row in plan.state_writes.get(sequence, {}).items():
+                if place < starts[index + 1] - starts[index]:  # fewer drafts were made than there was room for
+                    write.array[starts[index] + place] = row
+        return read.tensor[: len(rows)], write.tensor[:num_tokens]
 
     def _write_tokens(
         self, start: int, positions: np.ndarray, ids: np.ndarray, cached: np.ndarray, pages: np.ndarray

@@ -48,7 +48,9 @@ class Runner:
         self._builder = StepBatchBuilder(config)
         probing = config.kv_policy.probing
         scratch = 0 if probing is None else probing.num_scratch_pages(config.page_size)
-        above = () if config.visibility is None else (config.num_upper_pages,)
+        above: tuple[int, ...] = () if config.visibility is None else (config.num_upper_pages,)
+        if config.num_state_rows:
+            above = 0, config.num_state_rows + config.num_snapshots
         self.pools = session.allocate_pools(
             config.num_pages + scratch, config.num_state_pages + scratch, config.max_num_seqs, *above
         )

@@ -67,6 +67,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
             "max": lambda s: s.get("draft_model_num_pages", 0),
         },
     ),
+    "kvforge_states": (  # a model without linear attention has none
+        "states",
+        {
+            "used": lambda s: s.get("num_used_state_rows", 0),
+            "max": lambda s: s.get("num_state_rows", 0),
+            "snapshots": lambda s: s.get("num_held_snapshots", 0),
+            "max_snapshots": lambda s: s.get("num_snapshots", 0),
+        },
+    ),
 }
 
 # TensorRT-LLM's counters that stay 0, because prefill and decode run in one engine: family -> (label, label values)

@@ -22,6 +22,7 @@ from kvforge.manifest import load_manifest, save_manifest
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.support.models.text_tokenizers import byte_level
 from tests.support.sessions.fake import changed
+from tests.support.sessions.fake_states import STATES
 
 NGRAM = ["--speculative-method", "ngram"]
 SUFFIX = ["--speculative-method", "suffix"]
@@ -50,6 +51,8 @@ PREFIXES = {
     "--prefix-dir": (["a"], ["b"]),
     "--prefix-gib": (["1"], ["2"], ["--prefix-dir", "a"]),
     "--prefix-host-gib": (["1"], ["2"]),
+    "--snapshot-every": (["1"], ["0"]),
+    "--num-snapshots": (["1"], ["2"]),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "generate": {
@@ -95,7 +98,8 @@ BUILDING: dict[str, Any] = {
     "--copy-checkpoint": ([], None), "--compute-capabilities": (["8.9"], ["current"]),
 }  # fmt: skip
 """For checkpoints."""
-OF_GPU = {"--prefix-host-gib"}
+ENGINES = {"--prefix-host-gib": "gpu", "--snapshot-every": "states", "--num-snapshots": "states"}
+"""Where it is not "tiny", the engine that the option is for."""
 """For engines of target cuda."""
 DISPLAY = {"--help", "--verbose", "--quiet"}
 ELSEWHERE = {"--threads", "--api-key", "--model"}
@@ -116,9 +120,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps({"title": name}))
         (tmp_path / f"{name}.jinja").write_text(f"{name}{{{{ a }}}}{{{{ messages | tojson }}}}")
-    for name in ("other", "gpu"):
+    for name in ("other", "gpu", "states"):
         shutil.copytree(engine, tmp_path / name)
     save_manifest(changed(load_manifest(engine), target="cuda"), tmp_path / "gpu")
+    states = {"linear": STATES, "num_layers": 3, "cut": 3, "early_exit": False}
+    save_manifest(changed(load_manifest(engine), **states), tmp_path / "states")
     found: list[Any] = []
     server = SimpleNamespace(ports=dict.fromkeys(("http", "grpc", "metrics"), 0), http_url="")
 
@@ -206,7 +212,7 @@ def test_every_option_is_walked(command: str) -> None:
 def test_two_values_ask_for_two_things(asked: list[Any], tmp_path: Path, command: str, option: str) -> None:
     one, other, *more = OPTIONS[command][option]
     rest = more[0] if more else []
-    engine = str(tmp_path / ("gpu" if option in OF_GPU else "tiny"))
+    engine = str(tmp_path / ENGINES.get(option, "tiny"))
     prompt = ["--prompt", "x"] if command == "generate" and option != "--prompt" else []
     first = outcome(asked, tmp_path, command, engine, [*prompt, *rest, option, *one])
     assert first == outcome(asked, tmp_path, command, engine, [*prompt, *rest, option, *one])

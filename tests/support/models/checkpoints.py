@@ -62,12 +62,19 @@ SMALL: dict[str, Any] = {
     "attention_multiplier": 0.3,
     "residual_multiplier": 0.6,
     "logits_scaling": 3.0,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 40,
 }
 """``num_experts`` and what follows say nothing to most families."""
 
 
 def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a config.json of a family must say besides, where its defaults are models that are not there."""
+    if "full_attention_interval" in families()[family].reads:
+        return {"layer_types": None}  # every fourth layer has K and V
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {

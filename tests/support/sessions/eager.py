@@ -84,9 +84,14 @@ class EagerSession(Session):
         return rope_tables(self._weights)
 
     def allocate_pools(
-        self, num_pages: int, state_pages: int = 0, num_slots: int | None = None, upper_pages: int = 0
+        self,
+        num_pages: int,
+        state_pages: int = 0,
+        num_slots: int | None = None,
+        upper_pages: int = 0,
+        state_rows: int = 0,
     ) -> Pools:
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages)
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages, state_rows)
 
     def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
         return allocate_auxiliary_pools(self.manifest, num_pages)
@@ -108,7 +113,9 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._lower(*step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy))
+        return self._lower(
+            *step.inputs, pools[self.manifest.lower_pools], policy_inputs(step, self._policy), *step.rows
+        )
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:

@@ -111,7 +111,7 @@ class FakeSession(Session):
     def lower(self, step, pools):
         self.num_lower_calls += 1
         assert all(t.dtype == torch.int32 and t.is_contiguous() for t in step.inputs)
-        input_ids, positions, slot_mapping, query_start, kv_length, page_table, shadow = step
+        input_ids, positions, slot_mapping, query_start, kv_length, page_table, shadow = step[:7]
         num_tokens, num_seqs = len(input_ids), len(kv_length)
         self.max_tokens_seen = max(self.max_tokens_seen, num_tokens)
         assert 1 <= num_tokens <= self.manifest.max_num_tokens and 1 <= num_seqs <= self.manifest.max_num_seqs

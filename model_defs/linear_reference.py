@@ -1,0 +1,63 @@
+"""Linear attention in plain torch, as ``model_defs.reference`` takes it: one sequence, token by token (Gated DeltaNet,
+arXiv 2412.06464, section 3)."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_defs.linear import LinearAttention
+
+
+def linear_attention(
+    linear: LinearAttention,
+    project: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    eps: float,
+) -> Tensor:
+    """Return what a layer's linear attention gives its output projection, ``[n, values]``, of normed ``x`` ``[n,
+    hidden]``; states are in the dtype of the model, or in float32 where that is wider."""
+    channels, gate, rate, step = _projected(linear, project, x, name)
+    width, wide = linear.conv_width, torch.promote_types(x.dtype, torch.float32)
+    padded = F.pad(channels.T[None], (width - 1, 0))
+    mixed = F.silu(F.conv1d(padded, weights[f"{name}.conv1d.weight"], groups=linear.conv_channels))[0].T
+    keys, repeats = linear.keys_dim, linear.num_value_heads // linear.num_key_heads
+    q, k, v = mixed.to(wide).split((keys, keys, linear.values_dim), -1)
+    q, k = (
+        (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, dim=1)
+        for heads in (part.unflatten(-1, (-1, linear.key_dim)) for part in (q, k))
+    )
+    v = v.unflatten(-1, (-1, linear.value_dim))
+    rate, step = rate.to(wide).sigmoid(), step.to(wide) + weights[f"{name}.dt_bias"].to(wide)
+    decay = (-weights[f"{name}.A_log"].to(wide).exp() * F.softplus(step)).exp()
+    state = v.new_zeros(linear.num_value_heads, linear.key_dim, linear.value_dim)
+    results = []
+    for t in range(len(x)):
+        state = decay[t, :, None, None] * state
+        missing = v[t] - (state * k[t, :, :, None]).sum(1)
+        state = state + k[t, :, :, None] * (rate[t, :, None] * missing)[:, None]
+        results.append((state * q[t, :, :, None]).sum(1) * linear.key_dim**-0.5)
+    result = torch.stack(results).to(x.dtype).to(wide)
+    normed = result / (result.square().mean(-1, keepdim=True) + eps).sqrt()
+    normed = weights[f"{name}.norm.weight"] * normed.to(x.dtype)
+    return (normed * F.silu(gate.to(wide))).to(x.dtype).flatten(1)
+
+
+def _projected(
+    linear: LinearAttention, project: Callable[[Tensor, str], Tensor], x: Tensor, name: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The channels of the convolution ``[n, channels]``, the gate of the result ``[n, value heads, value_dim]``, and
+    what makes rate and decay, each ``[n, value heads]``."""
+    heads, key_heads = linear.num_value_heads, linear.num_key_heads
+    if not linear.by_key_head:
+        channels, gate, rate, step = (project(x, f"{name}.in_proj_{part}") for part in ("qkv", "z", "b", "a"))
+        return channels, gate.unflatten(-1, (heads, -1)), rate, step
+    values = linear.values_dim // key_heads
+    parts = project(x, f"{name}.in_proj_qkvz").unflatten(-1, (key_heads, -1))
+    *channels, gate = parts.split((linear.key_dim, linear.key_dim, values, values), -1)
+    rate, step = project(x, f"{name}.in_proj_ba").unflatten(-1, (key_heads, 2, -1)).unbind(2)
+    joined = torch.cat([part.flatten(1) for part in channels], -1)
+    return joined, gate.flatten(1).unflatten(-1, (heads, -1)), rate.flatten(1), step.flatten(1)

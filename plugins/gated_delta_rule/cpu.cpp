@@ -1,0 +1,101 @@
+// kvforge::gated_delta_rule on CPU: checks, the gates of all tokens, then the kernel over sequences, heads and columns.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+
+#include "gated_delta_rule/cpu_kernel.h"
+#include "native/dynamic_for.h"
+#include "native/isa.h"
+#include "native/states.h"
+#include "native/workspace.h"
+
+namespace kvforge {
+namespace {
+
+constexpr const char* kOp = "gated_delta_rule";
+constexpr int64_t kGatesPerTask = 1 << 10;
+constexpr int64_t kNumbersPerThread = 1 << 17;  // of states, a token each, that pay for waking a thread
+
+auto kernel() -> decltype(&isa_portable::recur) {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512_bf16:
+    case Isa::avx512_vnni:
+    case Isa::avx512: return &isa_avx512::recur;
+    case Isa::avx2: return &isa_avx2::recur;
+    case Isa::portable: break;
+  }
+#endif
+  return &isa_portable::recur;
+}
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+
+at::Tensor gated_delta_rule(
+    const at::Tensor& qkv_in, const at::Tensor& gates_in, const at::Tensor& decay_log_in,
+    const at::Tensor& decay_bias_in, const at::Tensor& query_start_in, const at::Tensor& state_read_in,
+    const at::Tensor& state_write_in, at::Tensor& state_pool) {
+  check_float(kOp, "qkv", qkv_in, 2);
+  check_tensor(kOp, "state_pool", state_pool, at::kFloat, {-1, -1, -1, -1});
+  TORCH_CHECK(state_pool.is_contiguous(), kOp, ": state_pool must be contiguous");
+  const int64_t tokens = qkv_in.size(0), rows = state_pool.size(0), heads = state_pool.size(1);
+  const int64_t key_dim = state_pool.size(2), value_dim = state_pool.size(3);
+  const int64_t of_keys = qkv_in.size(1) - heads * value_dim;
+  TORCH_CHECK(heads > 0 && key_dim > 0 && of_keys > 0 && of_keys % (2 * key_dim) == 0, kOp, ": qkv must have ",
+              heads * value_dim, " columns of values and some of keys and queries, not ", qkv_in.size(1));
+  const int64_t key_heads = of_keys / (2 * key_dim);
+  TORCH_CHECK(heads % key_heads == 0, kOp, ": qkv has ", key_heads, " key heads, which ", heads,
+              " value heads are not a multiple of");
+  const at::Tensor gates = float32_tensor(kOp, "gates", gates_in, {tokens, 2 * heads});
+  const at::Tensor decay_log = float32_tensor(kOp, "decay_log", decay_log_in, {heads});
+  const at::Tensor decay_bias = float32_tensor(kOp, "decay_bias", decay_bias_in, {heads});
+  const at::Tensor query_start = starts_tensor(kOp, "query_start", query_start_in, tokens);
+  const int64_t sequences = query_start.size(0) - 1;
+  const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
+  const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
+  const at::Tensor qkv = qkv_in.stride(1) == 1 ? qkv_in : qkv_in.contiguous();
+  at::Tensor out = at::empty({tokens, heads, value_dim}, qkv.options());
+  at::Tensor factors = at::empty({2, tokens, heads}, gates.options());
+  float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * heads;
+  const float *gate = gates.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
+  const float* bias = decay_bias.const_data_ptr<float>();
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kGatesPerTask / heads), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; ++h) {
+        const float b = gate[2 * t * heads + h], a = gate[(2 * t + 1) * heads + h];
+        rate[t * heads + h] = 1.0f / (1.0f + std::exp(-b));
+        decay[t * heads + h] = std::exp(-std::exp(log[h]) * softplus(a + bias[h]));
+      }
+  });
+  const DeltaRule args{
+      .qkv = qkv.const_data_ptr(),
+      .token_stride = qkv.stride(0),
+      .is_bf16 = qkv.scalar_type() == at::kBFloat16,
+      .decay = decay,
+      .rate = rate,
+      .query_start = query_start.const_data_ptr<int32_t>(),
+      .state_read = state_read.const_data_ptr<int32_t>(),
+      .state_write = state_write.const_data_ptr<int32_t>(),
+      .pool = state_pool.mutable_data_ptr<float>(),
+      .out = out.mutable_data_ptr(),
+      .key_heads = key_heads,
+      .value_heads = heads,
+      .key_dim = key_dim,
+      .value_dim = value_dim,
+  };
+  const auto recur = kernel();
+  const int64_t blocks = (value_dim + kColumns - 1) / kColumns;
+  const int64_t threads = 1 + tokens * heads * key_dim * value_dim / kNumbersPerThread;
+  dynamic_for(sequences * heads * blocks, threads, [&](int64_t task) {
+    thread_local Workspace workspace;
+    float* scratch = reinterpret_cast<float*>(workspace.get(delta_scratch(key_dim) * sizeof(float)));
+    recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * kColumns, scratch);
+  });
+  return out;
+}
+
+}  // namespace kvforge

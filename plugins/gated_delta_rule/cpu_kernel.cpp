@@ -1,0 +1,140 @@
+// The recurrence of a block of a state's columns, which do not depend on each other. Compiled once per instruction set
+// into namespace KVFORGE_ISA, so no inline function with external linkage may be used here: the linker would keep one
+// variant of it.
+//
+// A token reads the state before it, S'k and S'q, and its result follows from these: with the decay g, d = rate * (v - g
+// S'k), the state after it is g S + k d', and that times q is g S'q + (k'q) d. So the pass that reads for a token brings
+// the state up to date for the one before it, and each number is loaded and stored once for each token.
+#include "gated_delta_rule/cpu_kernel.h"
+
+#include <cmath>
+
+#include "native/simd.h"
+
+namespace kvforge {
+namespace {
+
+constexpr int64_t kVectors = kColumns / kLanes;
+
+// The same in every pass, whatever the compiler would fuse: states may not depend on where a step ends.
+inline vfloat multiply_add(vfloat a, vfloat b, vfloat c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A token's part in the state: S becomes decay * S + key * change'.
+struct Update {
+  const float* key;
+  const float* change;  // [kColumns]
+  float decay;
+};
+
+// Brings a state [key_dim, kColumns] up to date and, where it is read, gives its products with k and q.
+template <bool updates, bool reads>
+void pass(float* state, int64_t key_dim, const Update& last, const float* k, const float* q, vfloat* known,
+          vfloat* found) {
+  vfloat sums[2][kVectors] = {}, results[2][kVectors] = {}, change[kVectors];
+  if constexpr (updates)
+    for (int64_t c = 0; c < kVectors; ++c) change[c] = load(last.change + c * kLanes);
+  const auto step = [&](int64_t i, int parity) {
+    for (int64_t c = 0; c < kVectors; ++c) {
+      float* place = state + i * kColumns + c * kLanes;
+      vfloat s = load(place);
+      if constexpr (updates) {
+        s = multiply_add(broadcast(last.key[i]), change[c], s * last.decay);
+        store(place, s);
+      }
+      if constexpr (reads) {
+        sums[parity][c] = multiply_add(broadcast(k[i]), s, sums[parity][c]);
+        results[parity][c] = multiply_add(broadcast(q[i]), s, results[parity][c]);
+      }
+    }
+  };
+  int64_t i = 0;
+  for (; i + 2 <= key_dim; i += 2) {
+    step(i, 0);
+    step(i + 1, 1);
+  }
+  if (i < key_dim) step(i, 0);
+  if constexpr (reads)
+    for (int64_t c = 0; c < kVectors; ++c) {
+      known[c] = sums[0][c] + sums[1][c];
+      found[c] = results[0][c] + results[1][c];
+    }
+}
+
+// x / sqrt(sum x^2 + 1e-6) * scale.
+template <typename Element>
+void normed(const Element* x, int64_t count, float scale, float* out) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = to_float(x[i]);
+    sum += out[i] * out[i];
+  }
+  const float factor = scale / std::sqrt(sum + 1e-6f);
+  for (int64_t i = 0; i < count; ++i) out[i] *= factor;
+}
+
+void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows, int64_t count) {
+  for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, count * sizeof(float));
+}
+
+template <typename Element>
+void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, float* scratch) {
+  const int64_t dk = a.key_dim, dv = a.value_dim, count = dv - first < kColumns ? dv - first : kColumns;
+  const int64_t key_head = head / (a.value_heads / a.key_heads), keys = a.key_heads * dk;
+  const int64_t begin = a.query_start[sequence], end = a.query_start[sequence + 1];
+  float *state = scratch, *q = state + dk * kColumns, *change = q + 3 * dk, *result = change + kColumns;
+  float* k[2] = {q + dk, q + 2 * dk};  // the token's and that of the one before it, in turns
+  for (int64_t i = 0; i < delta_scratch(dk); ++i) scratch[i] = 0.0f;
+  const auto row = [&](int64_t index) { return a.pool + (index * a.value_heads + head) * dk * dv + first; };
+  if (begin < end && a.state_read[sequence] >= 0)
+    copy_rows(row(a.state_read[sequence]), dv, state, kColumns, dk, count);
+  Update last{};
+  vfloat known[kVectors], found[kVectors];
+  for (int64_t t = begin; t < end; ++t) {
+    const Element* token = static_cast<const Element*>(a.qkv) + t * a.token_stride;
+    float* key = k[(t - begin) & 1];
+    normed(token + key_head * dk, dk, 1.0f / std::sqrt(static_cast<float>(dk)), q);
+    normed(token + keys + key_head * dk, dk, 1.0f, key);
+    if (t == begin)
+      pass<false, true>(state, dk, last, key, q, known, found);
+    else
+      pass<true, true>(state, dk, last, key, q, known, found);
+    if (t > begin && a.state_write[t - 1] >= 0)
+      copy_rows(state, kColumns, row(a.state_write[t - 1]), dv, dk, count);
+    float product = 0.0f;
+    for (int64_t i = 0; i < dk; ++i) product += key[i] * q[i];
+    const float decay = a.decay[t * a.value_heads + head], rate = a.rate[t * a.value_heads + head];
+    const Element* v = token + 2 * keys + head * dv + first;
+    for (int64_t c = 0; c < count; ++c) change[c] = to_float(v[c]);
+    for (int64_t c = 0; c < kVectors; ++c) {
+      const vfloat d = rate * (load(change + c * kLanes) - decay * known[c]);
+      store(change + c * kLanes, d);
+      store(result + c * kLanes, decay * found[c] + product * d);
+    }
+    Element* out = static_cast<Element*>(a.out) + (t * a.value_heads + head) * dv + first;
+    for (int64_t c = 0; c < count; ++c) store(out + c, result[c]);
+    last = {key, change, decay};
+  }
+  if (begin < end && a.state_write[end - 1] >= 0) {
+    pass<true, false>(state, dk, last, nullptr, nullptr, nullptr, nullptr);
+    copy_rows(state, kColumns, row(a.state_write[end - 1]), dv, dk, count);
+  }
+}
+
+}  // namespace
+
+namespace KVFORGE_ISA {
+
+void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch) {
+  args.is_bf16 ? run<bf16>(args, sequence, head, first, scratch) : run<float>(args, sequence, head, first, scratch);
+}
+
+}  // namespace KVFORGE_ISA
+}  // namespace kvforge

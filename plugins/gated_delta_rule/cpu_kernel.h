@@ -1,0 +1,34 @@
+// What the operator hands to the kernel; the kernel is compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace kvforge {
+
+constexpr int64_t kColumns = 32;  // of a state that a task has: 128 keys of them stay in the first cache
+
+struct DeltaRule {
+  const void* qkv;  // [T, 2 * key_heads * key_dim + value_heads * value_dim], in elements
+  int64_t token_stride;
+  bool is_bf16;
+  const float* decay;  // [T, value_heads], what a token multiplies the state by
+  const float* rate;  // [T, value_heads], how much of what is new it takes up
+  const int32_t* query_start;
+  const int32_t* state_read;  // checked against the pool
+  const int32_t* state_write;
+  float* pool;  // [rows, value_heads, key_dim, value_dim]
+  void* out;  // [T, value_heads, value_dim], contiguous
+  int64_t key_heads, value_heads, key_dim, value_dim;
+};
+
+// Floats of scratch that a task needs.
+constexpr int64_t delta_scratch(int64_t key_dim) { return key_dim * kColumns + 4 * key_dim + 2 * kColumns; }
+
+// Columns [first, first + kColumns), as far as there are, of a value head's state, through all tokens of a sequence.
+namespace isa_portable { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
+#if defined(__x86_64__)
+namespace isa_avx2 { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
+namespace isa_avx512 { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
+#endif
+
+}  // namespace kvforge
