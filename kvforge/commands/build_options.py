@@ -77,7 +77,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         },
         "draft_head": {
             "metavar": "HEAD",
-            "help": "a checkpoint of an EAGLE-3 head for this model, which drafts for the method eagle3; with "
+            "help": "what drafts for the method of its kind: a checkpoint of an EAGLE-3 head (eagle3), or mtp, the "
+            "checkpoint's own module for multi-token prediction, or another checkpoint that carries it; with "
             "--max-draft-len",
         },
         "kv_scorer": {
