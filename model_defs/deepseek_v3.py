@@ -10,6 +10,7 @@ from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.hf_config import config_from_hf
 from model_defs.latent import latent_from_hf
+from model_defs.mtp import BEHIND_LAYERS
 from model_defs.rope_reading import rope_from_hf, score_growth
 
 MODEL_TYPE = "deepseek_v3"
@@ -44,4 +45,6 @@ READS = (
     *READS_BY_SIGMOID,
 )
 FIXED = {"attention_bias": (False,), **FIXED_BY_SIGMOID}
-FAMILY = Family(MODEL_TYPE, "DeepseekV3ForCausalLM", from_hf, reads=READS, fixed=FIXED, ignored=IGNORED)
+FAMILY = Family(
+    MODEL_TYPE, "DeepseekV3ForCausalLM", from_hf, reads=READS, fixed=FIXED, ignored=IGNORED, mtp=BEHIND_LAYERS
+)

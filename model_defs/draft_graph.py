@@ -19,7 +19,6 @@ from plugins.rope_paged_kv_write import rope_paged_kv_write
 PREFIX = "draft."
 STATES = f"{PREFIX}fc.weight"
 """What turns the target's hidden states into what the head works on."""
-FREQUENCIES = f"{PREFIX}inverse_frequencies"
 TOKEN_OF = f"{PREFIX}token_of"
 """The target's token of each of the head's, int32."""
 EMBEDDING = f"{PREFIX}embed.weight"
@@ -39,6 +38,15 @@ def unrounded(module: nn.Module) -> nn.Module:
         if isinstance(each, Linear):
             each.quantizes = each.is_head = False
     return module
+
+
+def head_buffers(head: DraftHead) -> dict[str, Tensor]:
+    """Return what a head's graph has besides parameters: RoPE's frequencies, and the target's token of each of the
+    head's, int32, not filled."""
+    return {
+        "inverse_frequencies": inverse_frequencies(*head.model.rotations[0]),
+        "token_of": torch.zeros(head.draft_vocab, dtype=torch.int32),
+    }
 
 
 class States(nn.Module):
@@ -76,8 +84,8 @@ class Head(nn.Module):
         self.layer = HeadLayer(head)
         self.norm = RMSNorm(head.width, head.model.rms_norm_eps)
         self.lm_head = Linear(head.width, head.draft_vocab, False, float32_out=True)
-        self.register_buffer("inverse_frequencies", inverse_frequencies(head.model.rope, head.model.head_dim))
-        self.register_buffer("token_of", torch.empty(head.draft_vocab, dtype=torch.int32))
+        for name, buffer in head_buffers(head).items():
+            self.register_buffer(name, buffer)
 
 
 class DraftGraph(nn.Module):

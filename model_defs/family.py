@@ -7,6 +7,7 @@ from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.gguf_form import GgufForm
+from model_defs.mtp import MtpLayout
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Family:
     are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
     and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are ``[experts, outputs,
-    inputs]``, the outputs of a projection behind those of the one before. ``left_out`` is how the names of
-    tensors begin that predict more than the next token, and are not read. ``gguf`` says how GGUF files hold the
-    family's models, where they are read."""
+    inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF files hold the
+    family's models, where they are read, and ``mtp`` what checkpoints call the parts of a module for multi-token
+    prediction, where one may be in them."""
 
     model_type: str
     architecture: str
@@ -44,8 +45,8 @@ class Family:
     reads: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
     gguf: GgufForm | None = None
+    mtp: MtpLayout | None = None
 
     @property
     def swiftkv_architecture(self) -> str:

@@ -8,6 +8,7 @@ from model_defs.experts import FIXED_BY_SIGMOID, READS_BY_SIGMOID, experts_by_si
 from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.hf_config import config_from_hf
+from model_defs.mtp import BEHIND_LAYERS
 
 MODEL_TYPE = "glm4_moe"
 DEFAULTS = {
@@ -34,4 +35,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 READS = ("attention_bias", "use_qk_norm", *READS_BY_SIGMOID)
-FAMILY = Family(MODEL_TYPE, "Glm4MoeForCausalLM", from_hf, reads=READS, fixed=FIXED_BY_SIGMOID)
+FAMILY = Family(MODEL_TYPE, "Glm4MoeForCausalLM", from_hf, reads=READS, fixed=FIXED_BY_SIGMOID, mtp=BEHIND_LAYERS)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from model_defs.blocks import make_blocks
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
-from model_defs.draft_graph import States
 from model_defs.draft_head import DraftHead
+from model_defs.head_kinds import HEAD_CODE
 from model_defs.kv_layout import first_page
 from model_defs.latent_layers import LatentInput, LatentRows
 from model_defs.layers import (
@@ -193,7 +193,7 @@ class LowerGraph(PositionedGraph):
                     k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         if head is not None and head.reads_below(config):
-            self.draft = States(config, head)
+            self.draft = HEAD_CODE[head.kind].states(config, head)
         if config.kv_scorer is not None:
             self.scorers = nn.ModuleDict({str(owner): TokenScorer(config) for owner in config.owners})
         self.register_positions()
@@ -294,7 +294,7 @@ class UpperGraph(PositionedGraph):
             self.embed = lm_head
         else:
             self.lm_head = lm_head
-        self.draft = None if head is None or head.reads_below(config) else States(config, head)
+        self.draft = None if head is None or head.reads_below(config) else HEAD_CODE[head.kind].states(config, head)
         self.register_positions()
 
     def forward(

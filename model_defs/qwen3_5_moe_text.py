@@ -7,8 +7,9 @@ from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import require_int
 from model_defs.linear import READS as LINEAR_READS
+from model_defs.mtp import BY_ITSELF
 from model_defs.qwen3_5_text import DEFAULTS as DENSE
-from model_defs.qwen3_next import LEFT_OUT, NAMES, OF_EXPERTS, STACKED, TRAITS, experts_with_shared, hybrid_config
+from model_defs.qwen3_next import NAMES, OF_EXPERTS, STACKED, TRAITS, experts_with_shared, hybrid_config
 
 MODEL_TYPE = "qwen3_5_moe_text"
 DEFAULTS = {**DENSE, "num_key_value_heads": 2, "intermediate_size": 512}
@@ -37,5 +38,5 @@ FAMILY = Family(
     stacked_by_outputs=True,
     reads=(*LINEAR_READS, *OF_EXPERTS, "attention_bias"),
     ignored=IGNORED,
-    left_out=LEFT_OUT,
+    mtp=BY_ITSELF,
 )

@@ -7,7 +7,8 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.linear import READS as LINEAR_READS
-from model_defs.qwen3_next import LEFT_OUT, TRAITS, hybrid_config
+from model_defs.mtp import BY_ITSELF
+from model_defs.qwen3_next import TRAITS, hybrid_config
 
 MODEL_TYPE = "qwen3_5_text"
 DEFAULTS = {
@@ -32,5 +33,5 @@ FAMILY = Family(
     is_rewired=False,
     text_part_of=("qwen3_5",),
     reads=(*LINEAR_READS, "attention_bias"),
-    left_out=LEFT_OUT,
+    mtp=BY_ITSELF,
 )

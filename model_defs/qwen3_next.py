@@ -11,6 +11,7 @@ from model_defs.fields import optional_flag, optional_int, require_int
 from model_defs.hf_config import config_from_hf
 from model_defs.linear import READS as LINEAR_READS
 from model_defs.linear import linear_from_hf
+from model_defs.mtp import BY_ITSELF
 from model_defs.qwen3_moe import sparse_layers
 
 MODEL_TYPE = "qwen3_next"
@@ -26,7 +27,6 @@ DEFAULTS = {
 
 NAMES = ((r"\.shared_expert\.", ".shared_experts."),)
 STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
-LEFT_OUT = ("mtp.",)
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
@@ -76,5 +76,5 @@ FAMILY = Family(
     stacked=STACKED,
     stacked_by_outputs=True,
     reads=READS,
-    left_out=LEFT_OUT,
+    mtp=BY_ITSELF,
 )

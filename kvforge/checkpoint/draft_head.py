@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge.checkpoint.head import EMBEDDINGS
+from kvforge.checkpoint.head import EMBEDDINGS, are_equal
 from kvforge.checkpoint.reader import Checkpoint, open_directory
 from kvforge.common.errors import CheckpointError
 from model_defs import ModelConfig, ModelError, load_config
@@ -67,7 +67,8 @@ def open_draft_head(path: str | Path, target: Checkpoint, config: ModelConfig) -
         raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); give the head as it was trained.")
     head = _head_of(Path(path), checkpoint.hf_config, config)
     if checkpoint.has(TABLE):
-        head = dataclasses.replace(head, own_embedding=not _is_the_target_s(checkpoint, target, head))
+        checkpoint.check(TABLE, (head.model.vocab_size, head.width))
+        head = dataclasses.replace(head, own_embedding=not are_equal(checkpoint, TABLE, target, EMBEDDINGS))
     elif head.width != config.hidden_size:
         raise CheckpointError(
             f"{path} has no {TABLE}, and its hidden_size {head.width} is not the {config.hidden_size} of the model, "
@@ -162,20 +163,3 @@ def _layers(path: Path, hf: Mapping[str, Any], config: ModelConfig) -> tuple[int
         f"{path}: {IDS} is {reprlib.repr(layers)}; it must be {NUM_STATES} of the {config.num_layers} layers of the "
         "model. Name them in the head's config.json."
     )
-
-
-def _is_the_target_s(checkpoint: Checkpoint, target: Checkpoint, head: DraftHead) -> bool:
-    shape = (head.model.vocab_size, head.width)
-    checkpoint.check(TABLE, shape)
-    if target.layout(EMBEDDINGS)[0] != shape or target.is_in_format(EMBEDDINGS):
-        return False
-    return all(
-        torch.equal(
-            checkpoint.read(TABLE, shape, torch.float32, rows), target.read(EMBEDDINGS, shape, torch.float32, rows)
-        )
-        for rows in ((first, min(first + _ROWS, shape[0])) for first in range(0, shape[0], _ROWS))
-    )
-
-
-_ROWS = 1 << 14
-"""Rows that are compared at a time."""

@@ -28,7 +28,7 @@ def settle_head(checkpoint: Checkpoint, is_tied: bool) -> Checkpoint:
         return checkpoint
     if not checkpoint.has(EMBEDDINGS) and HEAD in checkpoint.file_of_tensor:
         return checkpoint.renamed(lambda name: EMBEDDINGS if name == HEAD else name)
-    if not checkpoint.has(EMBEDDINGS) or _are_equal(checkpoint):
+    if not checkpoint.has(EMBEDDINGS) or are_equal(checkpoint, HEAD, checkpoint, EMBEDDINGS):
         return checkpoint
     warnings.warn(
         f"config.json of {checkpoint.path} says {TIED}, but {HEAD} is stored with values of its own; the stored head "
@@ -48,16 +48,17 @@ def check_head(checkpoint: Checkpoint, is_tied: bool) -> None:
         )
 
 
-def _are_equal(checkpoint: Checkpoint) -> bool:
-    """Whether head and embeddings have the same elements; a head in a format of integers has elements of its own."""
-    if checkpoint.is_in_format(HEAD) or checkpoint.is_in_format(EMBEDDINGS):
+def are_equal(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:
+    """Return whether two matrices, of one checkpoint or of two, have the same elements; one in a format of integers has
+    elements of its own. Raises CheckpointError where one cannot be read."""
+    if checkpoint.is_in_format(name) or other.is_in_format(other_name):
         return False
-    shape = checkpoint.layout(EMBEDDINGS)[0]
-    if len(shape) != 2 or checkpoint.layout(HEAD)[0] != shape:
+    shape = checkpoint.layout(name)[0]
+    if len(shape) != 2 or other.layout(other_name)[0] != shape:
         return False
-    for start in range(0, shape[0], _ROWS):
-        rows = (start, min(start + _ROWS, shape[0]))
-        head, embeddings = (checkpoint.read(name, shape, torch.float32, rows) for name in (HEAD, EMBEDDINGS))
-        if not torch.equal(head, embeddings):
-            return False
-    return True
+    return all(
+        torch.equal(
+            checkpoint.read(name, shape, torch.float32, rows), other.read(other_name, shape, torch.float32, rows)
+        )
+        for rows in ((first, min(first + _ROWS, shape[0])) for first in range(0, shape[0], _ROWS))
+    )

@@ -1,6 +1,7 @@
 """Checkpoints of the models in ``model_defs``: configuration and weights that belong together."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
@@ -18,6 +19,14 @@ _IS_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def open_model(path: str | Path) -> Checkpoint:
+    """Open a checkpoint as ``open_with_mtp`` does, without layers and modules that predict more than the next token."""
+    checkpoint = open_with_mtp(path)
+    if family_of(checkpoint.hf_config) is None:
+        return checkpoint
+    return without_mtp(checkpoint, read_model_config(checkpoint).num_layers)
+
+
+def open_with_mtp(path: str | Path) -> Checkpoint:
     """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them. Of one
     with parts for images or audio it is the text part, as if that were a checkpoint by itself.
 
@@ -36,7 +45,6 @@ def open_model(path: str | Path) -> Checkpoint:
     checkpoint = checkpoint.renamed(family.weight_name)
     checkpoint = _split(checkpoint, family) if family.fused else checkpoint
     config = read_model_config(checkpoint)
-    checkpoint = without_mtp(checkpoint, config.num_layers)
     if family.stacked and config.experts is not None:
         count, by_outputs = config.experts.num_experts, family.stacked_by_outputs
         checkpoint = unstack_experts(checkpoint, family.stacked, count, by_outputs)
@@ -98,6 +106,11 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
     for source in sources.values():
         checkpoint.check(source.name, source.shape)
+    check_biases(checkpoint, sources)
+
+
+def check_biases(checkpoint: Checkpoint, sources: Collection[str]) -> None:
+    """Raise CheckpointError where weights of these names have biases that are not among them."""
     for name in sources:
         bias = name.removesuffix("weight") + "bias"
         is_unasked = bias not in sources and bias in checkpoint.file_of_tensor

@@ -10,6 +10,7 @@ from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
 from model_defs import ModelError, family_of, text_part
 from model_defs.config_keys import MTP_LAYERS
+from model_defs.mtp import BESIDE
 from model_defs.text_part import text_tensor
 
 
@@ -30,19 +31,17 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
 
 def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
-    as many as config.json says, and without what its family has left out."""
-    family = family_of(checkpoint.hf_config)
+    as many as config.json says, and without modules beside its layers."""
     counts = (checkpoint.hf_config.get(key) for key in MTP_LAYERS)
     count = min(max((each for each in counts if isinstance(each, int)), default=0), 8)
     extra = tuple(f"model.layers.{num_layers + index}." for index in range(count))
-    extra += () if family is None else family.left_out
-    files = {name: file for name, file in checkpoint.file_of_tensor.items() if not (extra and name.startswith(extra))}
+    files = {name: at for name, at in checkpoint.file_of_tensor.items() if not name.startswith((BESIDE, *extra))}
     return replace(checkpoint, file_of_tensor=files)
 
 
-def what_is_left_out(path: Path) -> str | None:
-    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or
-    ``without_mtp``; None for any other, and where there is no configuration. Raises
+def what_is_left_out(path: Path, takes_mtp: bool = False) -> str | None:
+    """Return a sentence for the user of a checkpoint of which a part is not read: that of images and audio, or, unless
+    an engine ``takes_mtp``, ``without_mtp``; None for any other, and where there is no configuration. Raises
     CheckpointError where it cannot be read."""
     hf = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
     try:
@@ -51,12 +50,12 @@ def what_is_left_out(path: Path) -> str | None:
         raise CheckpointError(f"{path}: {error}") from None
     if part is not hf:
         return f"of {path} the text model is read; images and audio are not served"
-    num_layers, family = hf.get("num_hidden_layers"), family_of(hf)
-    may_have = any(hf.get(key) for key in MTP_LAYERS) or (family is not None and family.left_out)
-    if not isinstance(num_layers, int) or not may_have:
+    num_layers = hf.get("num_hidden_layers")
+    family = family_of(hf)
+    may_have_mtp = (family is not None and family.mtp is not None) or any(hf.get(key) for key in MTP_LAYERS)
+    if takes_mtp or not isinstance(num_layers, int) or not may_have_mtp:
         return None
     whole = open_checkpoint(path)
     left_out = whole.file_of_tensor.keys() - without_mtp(whole, num_layers).file_of_tensor.keys()
-    depths = {name: 3 if name.startswith("model.") else 1 for name in left_out}
-    names = sorted({".".join(name.split(".")[: depths[name]]) for name in left_out})
+    names = sorted({".".join(name.split(".")[: 1 if name.startswith(BESIDE) else 3]) for name in left_out})
     return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None

@@ -83,6 +83,7 @@ def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]
 
     Raises BuildError for a bad recipe, a checkpoint that is not what it expects, or a missing path.
     """
+    from kvforge.checkpoint.mtp_head import MTP
     from kvforge.common.errors import BuildError
     from kvforge.compiler import BuildOptions
     from kvforge.compiler.engine_dir import check_output
@@ -98,7 +99,7 @@ def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]
         missing = "a checkpoint" if name is None else "an engine directory to write (-o)"
         raise BuildError(f"kvforge build needs {missing}; give it, or a --recipe that names it.")
     check_output(output, args.force)
-    checkpoint = checkpoint_of(args, name)
+    checkpoint = checkpoint_of(args, name, given.get("draft_head") == MTP)
     if recipe is not None:
         recipe.check_checkpoint(checkpoint)
     return checkpoint, output, BuildOptions(**given)

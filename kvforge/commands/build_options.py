@@ -19,8 +19,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         },
         "kv_dtype": {
             "help": "the KV cache: auto, float32, bfloat16, fp8, int8, int4 or k8v4, which is int8 for K and int4 for "
-            "V (a scale per token and head), kivi4, kivi3 or kivi2 (that many bits, whole pages at once), fp8_static or "
-            "int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
+            "V (a scale per token and head), kivi4, kivi3 or kivi2 (that many bits, whole pages at once), fp8_static "
+            "or int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
         },
         "max_num_seqs": {"type": int, "metavar": "N", "help": "sequences in one step (default: 64)"},
         "max_num_tokens": {"type": int, "metavar": "N", "help": "packed tokens in one step (default: 2048)"},
@@ -77,7 +77,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         },
         "draft_head": {
             "metavar": "HEAD",
-            "help": "a checkpoint of an EAGLE-3 head for this model, which drafts for the method eagle3; with "
+            "help": "what drafts for the method of its kind: a checkpoint of an EAGLE-3 head (eagle3), or mtp, the "
+            "checkpoint's own module for multi-token prediction, or another checkpoint that carries it; with "
             "--max-draft-len",
         },
         "kv_scorer": {

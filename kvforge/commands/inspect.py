@@ -86,8 +86,11 @@ def run(args: argparse.Namespace) -> int:
             f"{manifest.auxiliary_bytes_per_token} more bytes per token"
         )
     if (head := manifest.draft_head) is not None:
+        entered = [str(layer) for layer in head.layers if layer < model.num_layers]
+        read = [f"enters layers {', '.join(entered)}"] if entered else []
+        read += [f"leaves layer {model.num_layers - 1}"] if len(entered) < len(head.layers) else []
         rows["draft head"] = (
-            f"reads what enters layers {', '.join(map(str, head.layers))}, drafts {head.draft_vocab} of "
+            f"{head.kind}, reads what {' and what '.join(read)}, drafts {head.draft_vocab} of "
             f"{model.vocab_size} tokens, {manifest.draft_head_bytes_per_token} more bytes per token"
         )
     if plans:

@@ -114,7 +114,7 @@ def add_revision(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
+def checkpoint_of(args: argparse.Namespace, name: str | Path, takes_mtp: bool = False) -> Path:
     """Return the directory or file of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it
     is left out; raises CheckpointError."""
     from kvforge.checkpoint.text_part import what_is_left_out
@@ -127,6 +127,6 @@ def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
             f"{name} does not exist: give a directory with config.json and *.safetensors, a GGUF file, or OWNER/NAME "
             "on the Hub."
         )
-    if (sentence := what_is_left_out(path)) is not None:
+    if (sentence := what_is_left_out(path, takes_mtp)) is not None:
         display_of(args).note(sentence)
     return path

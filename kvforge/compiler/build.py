@@ -12,6 +12,7 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.draft_head import open_draft_head
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
+from kvforge.checkpoint.mtp_head import carrier_of, open_mtp_head
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.checkpoint.scorer import FOLDER, open_scorer
 from kvforge.common.errors import BuildError
@@ -131,16 +132,26 @@ def open_prediction(path: str | Path, config: ModelConfig, options: ResolvedOpti
 def open_draft(
     path: str | Path, checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions
 ) -> tuple[Checkpoint, DraftHead]:
-    """Return the checkpoint of a draft head for the model ``config`` of ``checkpoint``, and the head as an engine with
-    ``options`` has it: with a table of its own where the engine's embedding is in another basis.
+    """Return the checkpoint of a draft head, or of the module (``carrier_of``), for the model ``config`` of
+    ``checkpoint``, and the head as an engine with ``options`` has it: with an embedding and an LM head of its own where
+    the engine's are in another basis.
 
     Raises:
         CheckpointError: it cannot be read, or is for another model.
     """
-    own, head = open_draft_head(path, checkpoint, config)
+    carrier = carrier_of(path, checkpoint)
+    if carrier is None:
+        own, head = open_draft_head(path, checkpoint, config)
+    else:
+        own, head = open_mtp_head(carrier, checkpoint, config)
     is_changed = basis_of(checkpoint, config, options.packed_dtype) is not None
-    model = head.model.for_length(options.max_seq_len)
-    return own, dataclasses.replace(head, model=model, own_embedding=head.own_embedding or is_changed)
+    return own, dataclasses.replace(
+        head,
+        model=head.model.for_length(options.max_seq_len),
+        own_embedding=head.own_embedding or is_changed,
+        own_lm_head=head.own_lm_head or is_changed,
+        is_turned=carrier is not None and is_changed,
+    )
 
 
 def find_scorer(

@@ -20,12 +20,13 @@ from kvforge.compiler.cpu_graph import (
     predict_linears,
     stack_packed,
 )
-from kvforge.compiler.stream_basis import Basis, StatesBasis, StreamBasis, can_change
+from kvforge.compiler.stream_basis import Basis, StatesBasis, StreamBasis, can_change, rotate
 from model_defs import ModelConfig
 from model_defs.draft_graph import EMBEDDING as EMBEDDING_OF_HEAD
-from model_defs.draft_graph import FREQUENCIES as FREQUENCIES_OF_HEAD
-from model_defs.draft_graph import TOKEN_OF, draft_weight_specs
+from model_defs.draft_graph import PREFIX, TOKEN_OF, head_buffers
 from model_defs.draft_head import DraftHead
+from model_defs.head_kinds import HEAD_CODE
+from model_defs.mtp_graph import TURN
 from model_defs.predict_graph import frequencies_of, predict_weight_specs
 from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
@@ -93,15 +94,18 @@ def convert_weights(
     if draft is not None:
         own, head = draft
         bases[id(own)] = StatesBasis(basis is not None, config.residual_scale)
-        made = {FREQUENCIES_OF_HEAD: inverse_frequencies(head.model.rope, head.model.head_dim)}
+        layers = {**layers, **(draft_linears(config, head) if packed_dtype is not None else {})}
+        made = {f"{PREFIX}{name}": buffer for name, buffer in head_buffers(head).items()}
+        if head.is_turned and packed_dtype is not None:
+            turn = packed_tensors(rotate(torch.eye(head.width)).to(dtype), layers[TURN], packed_dtype)
+            made |= {f"{TURN}.{name}": tensor for name, tensor in turn.items()}
         for name, tensor in (made | {TOKEN_OF: tokens_of(own, head)}).items():
             specs.append(TensorSpec(name, tuple(tensor.shape), tensor.dtype))
             sources[name] = partial(_itself, tensor)
-        for weight in draft_weight_specs(config, head):
+        for weight in HEAD_CODE[head.kind].weight_specs(config, head):
             is_there = weight.name != EMBEDDING_OF_HEAD or own.has(weight.sources[0].name)
             table = WeightSpec(weight.name, weights[0].sources)
             of_all.append((own, weight) if is_there else (checkpoint, table))
-        layers = {**layers, **(draft_linears(config, head) if packed_dtype is not None else {})}
     if scorer is not None:
         bases[id(scorer)] = basis
         of_all += [(scorer, weight) for weight in scorer_specs(config)]

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from kvforge.compiler.options import PACKED_HEADS
 from model_defs import ModelConfig
-from model_defs.draft_graph import DraftGraph, States
 from model_defs.draft_head import DraftHead
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
+from model_defs.head_kinds import HEAD_CODE
 from model_defs.layers import ExpertLinear, Linear, RMSNorm
 from model_defs.predict_graph import PredictGraph
 from model_defs.prediction import Prediction
@@ -144,8 +144,9 @@ def predict_linears(prediction: Prediction) -> Mapping[str, AnyLinear]:
 
 def draft_linears(config: ModelConfig, head: DraftHead) -> Mapping[str, AnyLinear]:
     """Return every linear layer of a draft head by name, without storage."""
+    code = HEAD_CODE[head.kind]
     with torch.device("meta"):
-        parts = {"draft": States(config, head), "": DraftGraph(config, head)}
+        parts = {"draft": code.states(config, head), "": code.graph(config, head)}
     return {f"{part}.{name}".lstrip("."): layer for part, graph in parts.items() for name, layer in _linears(graph)}
 
 

@@ -14,9 +14,10 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.kv_policies import Full
 from model_defs import ModelConfig
-from model_defs.draft_graph import DraftGraph
+from model_defs.draft_graph import head_buffers
 from model_defs.draft_head import DraftHead
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from model_defs.head_kinds import HEAD_CODE
 from model_defs.predict_graph import PredictGraph, frequencies_of
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 from model_defs.weights import FLOAT32
@@ -252,13 +253,13 @@ def export_draft(config: ModelConfig, options: ResolvedOptions, device: str = "c
     assert options.draft_head is not None
     head, auto = options.draft_head, Dim.DYNAMIC
     with torch.device("meta"):
-        module = DraftGraph(config, head)
+        module = HEAD_CODE[head.kind].graph(config, head)
     ids, positions, slots = (torch.zeros(_TOKENS, dtype=torch.int32, device=device) for _ in range(3))
     upper = upper_example(config, options, device)
     hidden = torch.zeros(_TOKENS, head.width, dtype=options.torch_dtype, device=device)
     pool = _empty(torch_specs(head_layout(head, options).written(_PAGES, 0)), device)
     arguments = (ids, hidden, positions, slots, *upper[1:3], *upper[4:6], pool)
-    dynamic = (*({0: auto},) * 7, {0: auto, 1: auto}, ({0: auto},) * 2)
+    dynamic = (*({0: auto},) * 7, {0: auto, 1: auto}, ({0: auto},) * len(pool))
     module = with_draft_buffers(uninitialised(module, config, options, device), head, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("draft", program, (0,))
@@ -272,8 +273,8 @@ def head_layout(head: DraftHead, options: ResolvedOptions) -> CacheLayout:
 def with_draft_buffers(module: nn.Module, head: DraftHead, device: str = "cpu") -> nn.Module:
     """Give the graph ``draft`` its frequencies, and storage for the table of its tokens."""
     part = module.get_submodule("draft")
-    part._buffers["inverse_frequencies"] = inverse_frequencies(head.model.rope, head.model.head_dim).to(device)
-    part._buffers["token_of"] = torch.zeros(head.draft_vocab, dtype=torch.int32, device=device)
+    for name, buffer in head_buffers(head).items():
+        part._buffers[name] = buffer.to(device)
     return module
 
 

@@ -16,6 +16,7 @@ from kvforge.compiler.seal_checks import broken_rule
 from kvforge.compiler.state_checks import broken_state_rule
 from kvforge.kv_policies.registry import operators
 from model_defs import ModelConfig
+from model_defs.draft_head import DraftHead
 from model_defs.graphs import scales_by_owner
 
 _LINEAR = "kvforge::packed_linear"
@@ -64,8 +65,8 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
         _check_results(graph, [torch.int32, torch.int32])
         return
     _check_linears(graph, options)
-    if graph.name == "draft":
-        _check_draft(graph, [call for call in calls if not _is_apart(graph, call[1])])
+    if graph.name == "draft" and options.draft_head is not None:
+        _check_draft(graph, options.draft_head, [call for call in calls if not _is_apart(graph, call[1])])
         _check_results(graph, [torch.int32, options.torch_dtype])
         return
     if graph.name == "predict":
@@ -170,14 +171,20 @@ def _check_prediction(
         )
 
 
-def _check_draft(graph: ExportedGraph, calls: list[tuple[Node, str]]) -> None:
-    """Check that the head's own pools, the graph's last inputs, are written and then read, and no others."""
-    own = [str(name) for name in graph.program.graph_signature.user_inputs][-2:]
+def _check_draft(graph: ExportedGraph, head: DraftHead, calls: list[tuple[Node, str]]) -> None:
+    """Check that the head's own pools, the graph's last inputs, are written and then read, and no others; where rows
+    are K and V at once, they are one pool."""
+    roles, model = _POOL_ARGUMENTS[:2], head.model
+    own = [str(name) for name in graph.program.graph_signature.user_inputs][-model.kv_vectors :]
+    wanted = [(True, own), (False, own * (len(roles) // len(own)))]
     found = [
-        (name in _CACHE_WRITERS, [getattr(argument(node, role), "name", "") for role in _POOL_ARGUMENTS[:2]])
+        (
+            name in _CACHE_WRITERS,
+            [getattr(argument(node, role), "name", "") for role in roles if _takes(node, role)],
+        )
         for node, name in calls
     ]
-    if found != [(True, own), (False, own)]:
+    if found != wanted:
         raise BuildError(f"Graph draft goes through its cache as {found}; it must write {own} and then read them.")
 
 

@@ -55,7 +55,7 @@ class BuildOptions:
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
     the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache,
     ``kv_scorer`` that of the scorer of a policy that has one, by default the checkpoint's own, and ``draft_head`` that
-    of an EAGLE-3 head. ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
+    of a draft head, or ``mtp``. ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
 
     target: str = "cpu"
     dtype: str = "auto"

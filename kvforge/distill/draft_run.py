@@ -41,7 +41,7 @@ class HeadSummary:
 
     output: str
     work: str
-    layers: tuple[int, int, int]
+    layers: tuple[int, ...]
     draft_vocab: int
     steps: int
     tokens: int

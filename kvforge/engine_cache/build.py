@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.checkpoint.model import open_model
+from kvforge.checkpoint.model import open_model, open_with_mtp
+from kvforge.checkpoint.mtp_head import MTP
 from kvforge.checkpoint.reader import open_directory
 from kvforge.checkpoint.scorer import FOLDER
 from kvforge.checkpoint.text_part import what_is_left_out
@@ -60,7 +61,7 @@ def cached_engine(
     on_hub = parse_name(checkpoint, revision)
     path = find_checkpoint(checkpoint, revision, show_progress=display.bars)
     source = str(on_hub) if on_hub is not None else str(path.resolve())
-    if (sentence := what_is_left_out(path)) is not None:
+    if (sentence := what_is_left_out(path, options.draft_head == MTP)) is not None:
         display.note(sentence)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def cached_engine(
             options,
             _content_of_predictor(options, folder),
             text_hash(options.calibration),
-            _content_of_draft_head(options, folder),
+            _content_of_draft_head(path, options, folder),
             _content_of_scorer(path, options, folder),
         )
         with locked(folder / f"{key}.lock", lambda: display.note(f"another process builds an engine of {source}")):
@@ -96,8 +97,12 @@ def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:
     return None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder)
 
 
-def _content_of_draft_head(options: BuildOptions, folder: Path) -> str | None:
-    return None if options.draft_head is None else content_of(open_directory(Path(options.draft_head)), folder)
+def _content_of_draft_head(checkpoint: Path, options: BuildOptions, folder: Path) -> str | None:
+    """That of the checkpoint's own module with it: the model alone may be in other files."""
+    if options.draft_head is None:
+        return None
+    is_own = options.draft_head == MTP
+    return content_of(open_with_mtp(checkpoint) if is_own else open_directory(Path(options.draft_head)), folder)
 
 
 def _content_of_scorer(checkpoint: Path, options: BuildOptions, folder: Path) -> str | None:

@@ -23,6 +23,7 @@ from kvforge.manifest.manifest import (
     graph_names,
     package_file,
 )
+from model_defs.draft_head import HeadKind
 
 __all__ = [
     "MANIFEST_DIGEST",
@@ -34,6 +35,7 @@ __all__ = [
     "TOKENIZER_DIR",
     "WEIGHTS_FILE",
     "GraphCalls",
+    "HeadKind",
     "Manifest",
     "PackageCall",
     "calls_file",

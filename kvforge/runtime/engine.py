@@ -128,7 +128,7 @@ class LLMEngine:
         self.scheduler = Scheduler(self.config)
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
-            by_head = speculative is not None and speculative.method == "eagle3"
+            by_head = speculative is not None and speculative.by_head
             self.runner = Runner(session, self.config, early_exit_threshold, early_exit_prompts, by_head)
         except (RuntimeError, MemoryError) as error:
             sizes = cache_stats(session.manifest, self.scheduler)

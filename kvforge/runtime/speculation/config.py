@@ -6,10 +6,12 @@ from typing import Literal, get_args
 
 from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Need
-from kvforge.manifest import Manifest
+from kvforge.manifest import HeadKind, Manifest
 from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_EARLY_EXIT
 
-Method = Literal["ngram", "suffix", "draft_model", "early_exit", "eagle3"]
+Method = Literal["ngram", "suffix", "draft_model", "early_exit", HeadKind]
+BY_HEAD: tuple[str, ...] = get_args(HeadKind)
+"""Methods of an engine's draft head, each of a head of its own kind."""
 Sharing = Literal["scope", "all", "off"]
 MOST_SUFFIX_TOKENS = 1 << 24
 LONGEST_LOOKUP = 64
@@ -23,7 +25,7 @@ class SpeculativeConfig:
     Attributes:
         method: "ngram" looks the newest tokens up in the sequence itself, "suffix" also in outputs of other requests,
             "draft_model" asks a smaller engine, "early_exit" the engine's own early-exit head, within the step,
-            "eagle3" its draft head, before it.
+            "eagle3" and "mtp" its draft head of that kind, before it.
         num_speculative_tokens: drafts of a sequence in one step at most.
         prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first; at most 64.
         draft_engine: engine directory of "draft_model".
@@ -60,6 +62,11 @@ class SpeculativeConfig:
         if (self.draft_engine is not None) != (self.method == "draft_model"):
             raise EngineError("a draft engine and the method draft_model go together; give both or neither.")
 
+    @property
+    def by_head(self) -> bool:
+        """Whether the engine's draft head drafts."""
+        return self.method in BY_HEAD
+
 
 def check_speculation(
     config: SpeculativeConfig | None,
@@ -91,8 +98,8 @@ def check_speculation(
         not manifest.model.early_exit
     ):
         raise EngineError(NO_EARLY_EXIT)
-    if config is not None and config.method == "eagle3" and manifest.draft_head is None:
-        raise EngineError(NO_DRAFT_HEAD)
+    if config is not None and config.by_head:
+        _check_head(config, manifest)
     if config is not None and Need.ONE_QUERY in manifest.policy.needs:
         raise EngineError(
             f"the engine's KV policy {manifest.kv_policy} takes one query per sequence and step, so it verifies no "
@@ -107,4 +114,14 @@ def check_speculation(
         raise EngineError(
             f"num_speculative_tokens is {count}, but the engine was built for {maximum} drafts of a sequence in a "
             f"step; lower it or rebuild with kvforge build --max-draft-len {count}."
+        )
+
+
+def _check_head(config: SpeculativeConfig, manifest: Manifest) -> None:
+    if manifest.draft_head is None:
+        raise EngineError(NO_DRAFT_HEAD)
+    if manifest.draft_head.kind != config.method:
+        raise EngineError(
+            f"speculative method {config.method} needs a draft head of that kind, and the engine's is for "
+            f"{manifest.draft_head.kind}; choose that method, or build an engine with another --draft-head."
         )

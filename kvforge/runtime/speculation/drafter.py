@@ -10,7 +10,7 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import Sequence
-from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.config import BY_HEAD, SpeculativeConfig
 from kvforge.runtime.step.work import WorkListener
 
 _MODULES: dict[str, str] = {
@@ -19,7 +19,7 @@ _MODULES: dict[str, str] = {
     "draft_model": "kvforge.runtime.speculation.draft_model",
 }
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
-WITHIN_STEP: tuple[str, ...] = ("early_exit", "eagle3")
+WITHIN_STEP: tuple[str, ...] = ("early_exit", *BY_HEAD)
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
 FREE: tuple[str, ...] = ("ngram", "suffix")
 """Methods that draft in no time to speak of, so that how much is computed is decided when the drafts are there."""

@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head (arXiv 2503.01840), before the step that verifies them.
+"""Drafts by a draft head (``model_defs.draft_head``), before the step that verifies them.
 
 The head has K and V of *entries*: one of a token whose hidden states are known and the token behind it. They are in the
 pages of the sequence, in a pool of the head's own, so that sequences share them as they share prefixes. Where the head

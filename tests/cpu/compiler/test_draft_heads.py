@@ -16,7 +16,8 @@ from kvforge.manifest import load_manifest, save_manifest
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.draft_heads import make_head
+from tests.support.models.draft_heads import add_mtp, make_head
+from tests.support.sessions.eager import eager_session
 from tests.support.sessions.fake import FakeSession, fake_manifest
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -104,6 +105,56 @@ def test_refused(tmp_path: Path, target: Path, fields: dict, tensors: dict, mess
         opened(path, target)
 
 
+@pytest.mark.parametrize(
+    ("fields", "tensors", "message"),
+    [
+        (
+            {"num_nextn_predict_layers": 0},
+            {},
+            "has 0 modules .* by num_nextn_predict_layers .* that have 1",
+        ),
+        ({"num_nextn_predict_layers": None}, {}, "has 0 modules"),
+        ({"num_nextn_predict_layers": 2}, {}, "has 2 modules"),
+        ({"num_nextn_predict_layers": "1"}, {}, "has '1' modules"),
+        ({}, {"hnorm.weight": None}, r"has no model.layers.4.hnorm.weight, .* give the published checkpoint"),
+        ({}, {"mlp.experts.7.up_proj.weight": None}, "has no model.layers.4.mlp.experts.7.up_proj.weight"),
+        ({}, {"eh_proj.weight": torch.ones(64, 64)}, r"model.layers.4.eh_proj.weight in .* \[64, 64\].* \[64, 128\]"),
+        ({}, {"shared_head.head.weight": torch.ones(9, 64)}, "model.layers.4.shared_head.head.weight in .* has shape"),
+        ({}, {"self_attn.o_proj.bias": torch.ones(64)}, "has model.layers.4.self_attn.o_proj.bias, which config.json"),
+        ({}, {"enorm.weight": torch.full((64,), torch.nan)}, "model.layers.4.enorm.weight"),
+    ],
+)
+def test_modules_that_are_refused(tmp_path: Path, fields: dict, tensors: dict, message: str) -> None:
+    path = add_mtp(make_checkpoint(tmp_path / "target", "glm4_moe"))
+    change(path, **{f"model.layers.4.{name}": tensor for name, tensor in tensors.items()})
+    config = json.loads((path / "config.json").read_text()) | fields
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        eager_session(path, BuildOptions(draft_head="mtp", max_draft_len=2, max_seq_len=64))
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_module_of_another_checkpoint(tmp_path: Path, target: Path) -> None:
+    """So one goes with a model that was cut, which is written without it; the model's norm and head are its own."""
+    full = add_mtp(make_checkpoint(tmp_path / "full", "glm4_moe"), leave_out="[.]head")
+    cut = make_checkpoint(tmp_path / "cut", "glm4_moe", cut=2, seed=1)
+    options = BuildOptions(draft_head=str(full), max_draft_len=2, max_seq_len=64)
+    session, stored = eager_session(cut, options), load_file(cut / "model.safetensors")
+    assert torch.equal(session._weights["draft.final_norm.weight"], stored["model.norm.weight"])
+    assert not session.manifest.draft_head.own_lm_head and not session.manifest.draft_head.reads_below(session.config)
+    hnorm = load_file(full / "model.safetensors")["model.layers.4.hnorm.weight"]
+    assert torch.equal(session._weights["draft.hidden_norm.weight"], hnorm)
+    other = add_mtp(make_checkpoint(tmp_path / "other", "glm4_moe", num_hidden_layers=3))
+    for path, head, message in (
+        (cut, str(other), "is a glm4_moe model of 3 layers, .* for a glm4_moe of 4; leave --draft-head out"),
+        (cut, "mtp", "has no model.layers.4.enorm.weight"),
+        (target, "mtp", "is a llama model, whose checkpoints carry no module"),
+        (target, str(full), "is a llama model, whose checkpoints carry no module"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            eager_session(path, dataclasses.replace(options, draft_head=head))
+
+
 def test_engines_that_cannot_are_refused(tmp_path: Path, target: Path) -> None:
     options = {"draft_head": str(make_head(tmp_path / "head", target)), "max_seq_len": 64}
     for more, message in (
@@ -118,6 +169,9 @@ def test_engines_that_cannot_are_refused(tmp_path: Path, target: Path) -> None:
             build_engine(target, tmp_path / "engine", BuildOptions(**options | drafts | more))
     with pytest.raises(EngineError, match="this engine has no draft head; rebuild it with kvforge build --draft-head"):
         LLMEngine(session=FakeSession(max_draft_len=4), num_pages=20, speculative=SpeculativeConfig("eagle3"))
+    head = opened(tmp_path / "head", target)[1]
+    with pytest.raises(EngineError, match="mtp needs a draft head of that kind, and the engine's is for eagle3"):
+        LLMEngine(session=FakeSession(max_draft_len=4, draft_head=head), speculative=SpeculativeConfig("mtp"))
 
 
 def test_a_manifest_says_what_head_there_is(tmp_path: Path, target: Path) -> None:

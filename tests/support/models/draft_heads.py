@@ -1,6 +1,8 @@
-"""Random EAGLE-3 heads in the published layout, and what such a head computes, in plain torch."""
+"""Random EAGLE-3 heads in the published layout, random modules for multi-token prediction, and what such heads compute,
+in plain torch."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ from kvforge.runtime import LLMEngine
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.swiftkv import load_model
+from model_defs import families
+from model_defs.mtp import mtp_head
+from model_defs.mtp_graph import mtp_weight_specs
+from model_defs.reference import reference_hidden
 
 SIZES: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -157,3 +163,64 @@ class ReferenceHead:
 def _half_turned(x: Tensor) -> Tensor:
     one, other = x.chunk(2, dim=-1)
     return torch.cat((-other, one), dim=-1)
+
+
+def add_mtp(path: Path, *, leave_out: str = "", seed: int = 0) -> Path:
+    """Give a checkpoint a random module for multi-token prediction, without the tensors that ``leave_out`` names."""
+    config, file = read_model_config(open_model(path)), path / "model.safetensors"
+    generator, weights = torch.Generator().manual_seed(seed), load_file(file)
+    for spec in mtp_weight_specs(config, mtp_head(config)):
+        for source in spec.sources:
+            if source.name not in weights and not (leave_out and re.search(leave_out, source.name)):
+                noise = torch.randn(source.shape, generator=generator) * 0.2
+                weights[source.name] = 1 + noise if "norm" in source.name else noise
+    save_file(weights, file, metadata={"format": "pt"})
+    (path / "config.json").write_text(
+        json.dumps(json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": 1})
+    )
+    return path
+
+
+class ReferenceModule:
+    """A module for multi-token prediction without a cache, in float32 (arXiv 2412.19437, section 2.2): every draft runs
+    it over all entries."""
+
+    def __init__(self, path: Path) -> None:
+        self.target = read_model_config(open_model(path))
+        layout = families()[self.target.model_type].mtp
+        self.prefix, self.layout, self.weights = (
+            layout.prefix_of(self.target),
+            layout,
+            load_file(path / "model.safetensors"),
+        )
+        tied = "model.embed_tokens" if self.target.tie_embeddings else "lm_head"
+        self.table = self._own(layout.embedding, "model.embed_tokens")
+        self.lm_head = self._own(layout.lm_head, tied)
+        start = f"{self.prefix}{layout.layer}"
+        own = {name: each for name, each in self.weights.items() if name.startswith(start)}
+        self.layer = {name.replace(start, "model.layers.0.", 1): each for name, each in own.items()}
+
+    def states(self, tokens: list[int]) -> Tensor:
+        """Return what the module reads of the model, ``[T, hidden]``."""
+        return self._norm(reference_hidden(self.target, self.weights, torch.tensor(tokens))[-1], "model.norm")
+
+    def draft(self, tokens: list[int], count: int, first: int = 0) -> list[int]:
+        """Return ``count`` drafts behind ``tokens``; the entries are those of tokens from ``first`` on."""
+        hidden, drafts, layout = self.states(tokens[:-1])[first:], list[int](), self.layout
+        for _ in range(count):
+            embedded = self._norm(self.table[(tokens + drafts)[first + 1 :]], self.prefix + layout.embedding_norm)
+            pair = torch.cat((embedded, self._norm(hidden, self.prefix + layout.hidden_norm)), dim=-1)
+            inputs = pair @ self.weights[f"{self.prefix}{layout.projection}.weight"].T
+            layer = self.layer | {"model.embed_tokens.weight": inputs}  # token i of it is entry i
+            stream = reference_hidden(mtp_head(self.target).model, layer, torch.arange(len(inputs)))[-1]
+            normed = self._norm(stream[-1:], self.prefix + layout.norm)
+            drafts.append(int((normed @ self.lm_head.T).argmax()))
+            hidden = torch.cat((hidden, normed))
+        return drafts
+
+    def _own(self, name: str, otherwise: str) -> Tensor:
+        return self.weights.get(f"{self.prefix}{name}.weight", self.weights[f"{otherwise}.weight"])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        gain = self.weights[f"{name}.weight"] + self.target.norm_offset
+        return F.rms_norm(x, x.shape[-1:], gain, self.target.rms_norm_eps)

@@ -36,8 +36,8 @@ from kvforge.runtime.sessions.inputs import (
 from kvforge.runtime.sessions.pools import Pool, Pools, allocate_auxiliary_pools, allocate_draft_pool, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
-from model_defs.draft_graph import DraftGraph
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from model_defs.head_kinds import HEAD_CODE
 from model_defs.predict_graph import PredictGraph
 from tests.support.sessions.fake import fake_manifest
 
@@ -71,7 +71,7 @@ class EagerSession(Session):
 
         if head is not None:
             with torch.device("meta"):
-                draft = DraftGraph(config, head)
+                draft = HEAD_CODE[head.kind].graph(config, head)
             self._draft = self._with_weights(draft)
 
     def _with_weights(self, graph: nn.Module) -> nn.Module:

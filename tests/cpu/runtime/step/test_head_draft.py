@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head: those of the published head, and the tokens of plain decoding whatever they are."""
+"""Drafts by a head: those of the published head, and the tokens of plain decoding whatever they are."""
 
 import dataclasses
 import itertools
@@ -16,8 +16,10 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.step import head_draft, runner
 from kvforge.runtime.step.head_draft import HeadDraft
+from model_defs import families
+from model_defs.mtp import BY_ITSELF
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.draft_heads import ReferenceHead, make_head, noted_drafts, streams
+from tests.support.models.draft_heads import ReferenceHead, ReferenceModule, add_mtp, make_head, noted_drafts, streams
 from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.sessions.eager import EagerSession, eager_session
 
@@ -33,14 +35,14 @@ def as_long_as_possible(monkeypatch):
     monkeypatch.setattr(DraftLength, "choose", lambda self, num_sequences, available: dict(available))
 
 
-def session_of(target: Path, head: Path | None) -> EagerSession:
+def session_of(target: Path, head: Path | str | None) -> EagerSession:
     more = {} if head is None else {"draft_head": str(head)}
     return eager_session(target, BuildOptions(**OPTIONS, max_draft_len=7, **more))
 
 
 def decode(session, prompts, count, params=GREEDY, **options):
     """Tokens of each prompt, and the drafts of each step with the tokens that they follow."""
-    speculative = None if count == 0 else SpeculativeConfig("eagle3", num_speculative_tokens=count)
+    speculative = None if count == 0 else SpeculativeConfig(session.manifest.draft_head.kind, count)
     engine = LLMEngine(session=session, num_pages=100, speculative=speculative, **options)
     seen = noted_drafts(engine) if count else []
     for index, prompt in enumerate(prompts):
@@ -86,6 +88,42 @@ def test_drafts_are_the_published_head_s(tmp_path, cut, layers, fields):
         assert drafts == reference.draft(tokens, streams(target, tokens[:-1], layers), len(drafts), first)
 
 
+SHARED = "embed_tokens|[.]head|lm_head"
+
+
+@pytest.mark.parametrize(
+    ("family", "cut", "leave_out", "fields"),
+    [
+        ("deepseek_v3", None, "", {"q_lora_rank": 24}),
+        ("deepseek_v3", 2, SHARED, {}),
+        ("glm4_moe", None, SHARED, {}),
+        ("glm4_moe", 2, "", {"first_k_dense_replace": 4}),
+        ("qwen3_moe", None, SHARED, {}),
+        ("qwen3_moe", 3, SHARED, {"tie_word_embeddings": True}),
+    ],
+)
+def test_drafts_are_the_module_s(tmp_path, monkeypatch, family, cut, leave_out, fields):
+    """With latent attention and without, with experts and without, its embedding and head its own or the model's; the
+    third kind is stored beside the layers, as no family that is read has it yet."""
+    if families()[family].mtp is None:
+        monkeypatch.setitem(families(), family, dataclasses.replace(families()[family], mtp=BY_ITSELF))
+    target = add_mtp(make_checkpoint(tmp_path / "target", family, cut=cut, **fields), leave_out=leave_out)
+    session, reference = session_of(target, "mtp"), ReferenceModule(target)
+    head, is_tied = session.manifest.draft_head, "tie_word_embeddings" in fields
+    assert (head.own_embedding, head.own_lm_head) == (not leave_out, not leave_out or is_tied)
+    assert (head.model.latent is None, head.model.experts is None) == (
+        family != "deepseek_v3",
+        "first_k_dense_replace" in fields,
+    )
+    plain, _, _ = decode(session_of(target, None), PROMPTS, 0)
+    texts, seen, _ = decode(session, PROMPTS, 4, max_num_tokens=8)
+    assert texts == plain and len(seen) > 20
+    prompts = {tuple(prompt) for prompt in PROMPTS}
+    for tokens, drafts in seen:
+        first = max(len(p) for p in prompts if tuple(tokens[: len(p)]) == p) - 1 if cut else 0
+        assert drafts == reference.draft(tokens, len(drafts), first)
+
+
 @pytest.mark.parametrize("cut", [None, 3, 2])
 def test_entries_wait_where_nothing_is_drafted(tmp_path, monkeypatch, cut):
     """They are written together, four or more at a time or with the next draft."""
@@ -113,6 +151,21 @@ def test_a_model_with_another_unit_of_the_stream(tmp_path):
         assert drafts == reference.draft(tokens, streams(target, tokens[:-1], (1, 2, 3)), len(drafts))
 
 
+def test_a_module_of_a_model_in_int8_reads_states_that_are_turned_back(tmp_path):
+    """So they are those of the model unrounded, but for the rounding."""
+    fields = {"first_k_dense_replace": 4, "dtype": torch.bfloat16}
+    target = add_mtp(make_checkpoint(tmp_path / "target", "glm4_moe", **fields), leave_out=SHARED)
+    options = dict(OPTIONS, dtype="bfloat16", weight_dtype="int8", max_draft_len=4, draft_head="mtp")
+    session, noted = eager_session(target, BuildOptions(**options)), []
+    draft = session.draft
+    session.draft = lambda step, pool: noted.append((step.positions[0], step.hidden[0])) or draft(step, pool)
+    texts, _, _ = decode(session, PROMPTS[:1], 1)
+    wanted = ReferenceModule(target).states(PROMPTS[0] + texts["0", 0])
+    assert len(noted) > 10 and session.manifest.draft_head.own_embedding
+    for position, state in noted:
+        assert torch.cosine_similarity(state.float(), wanted[position].float(), dim=0) > 0.98
+
+
 @pytest.mark.parametrize("cut", [3, 2])
 def test_a_model_in_int8_has_its_stream_in_another_basis(tmp_path, cut):
     """The head's states are those of the model unrounded, but for the rounding; so are its embeddings."""
@@ -132,10 +185,18 @@ def test_a_model_in_int8_has_its_stream_in_another_basis(tmp_path, cut):
     assert torch.equal(session._weights["draft.embed.weight"], table)
 
 
-@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", "states"])
+MODULES = {"latent module": ("deepseek_v3", None), "latent module, cut": ("deepseek_v3", 2), "module": ("glm4_moe", 3)}
+
+
+@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", "states", *MODULES])
 def session(request, tmp_path_factory) -> EagerSession:
-    """Of a model whose head reads layers 1 to 3 of four, with "states" of linear attention in three of these."""
-    folder, cut = tmp_path_factory.mktemp("heads"), {"below the cut": 3, "above the cut": 2}.get(request.param)
+    """Of a model whose head reads layers 1 to 3 of four, with "states" three of these of linear attention, or which has
+    a module for multi-token prediction."""
+    folder = tmp_path_factory.mktemp("heads")
+    if request.param in MODULES:
+        family, cut = MODULES[request.param]
+        return session_of(add_mtp(make_checkpoint(folder / "target", family, cut=cut)), "mtp")
+    cut = {"below the cut": 3, "above the cut": 2}.get(request.param)
     family = "qwen3_5_text" if request.param == "states" else "llama"
     target = make_checkpoint(folder / "target", family, cut=cut, num_hidden_layers=4)
     return session_of(target, make_head(folder / "head", target, **HEAD))
@@ -188,7 +249,8 @@ def test_tokens_are_those_of_plain_decoding(session, seeds, full, monkeypatch):
         if session.manifest.state_bytes:
             options |= {"snapshot_every": 1, "num_snapshots": 6}
         expected = {key: found for request in plan.requests for key, found in run_alone(session, request).items()}
-        engine = LLMEngine(session=session, speculative=SpeculativeConfig("eagle3", rng.choice([1, 3, 7])), **options)
+        speculative = SpeculativeConfig(session.manifest.draft_head.kind, rng.choice([1, 3, 7]))
+        engine = LLMEngine(session=session, speculative=speculative, **options)
         engine.runner.head_draft.expected, engine.runner.head_draft.rng = expected, rng
         tokens, reasons, aborted = run_plan(engine, plan)
         check_tokens(tokens, reasons, aborted, expected, seed)
