@@ -1,9 +1,12 @@
 """How many states of linear attention the memory of the cache holds."""
 
+import logging
 from dataclasses import dataclass
 
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape
+
+logger = logging.getLogger(__name__)
 
 LIVE_SHARE = 2
 """States of running sequences take one byte of so many, or less where the pages of one sequence take more."""
@@ -56,4 +59,10 @@ def count_states(
         return StateCounts(seqs, seqs * each)
     useful = seqs * (1 + shape.pages // every)
     count = min(free // SNAPSHOT_SHARE // row, useful) if num_snapshots is None else num_snapshots
-    return StateCounts(seqs, seqs * each, max(count, 0), every if count > 0 else 0)
+    if count <= 0:
+        logger.warning(
+            "no prefix is reused, as the cache has no room for a state to go on from; raise --kv-cache-gib, lower "
+            "--max-num-seqs or give --num-snapshots"
+        )
+        return StateCounts(seqs, seqs * each)
+    return StateCounts(seqs, seqs * each, count, every)

@@ -85,6 +85,9 @@ class StateRows:
             ends = self._slots.num_computed[[sequence.slot for sequence in plan.decodes]] + 1
             for row in np.flatnonzero(ends % self._page_size == 0):
                 self.plan_tokens(plan.decodes[row], 1)
+        for sequence in plan.decodes if plan.draft_limits else ():
+            if sequence in plan.draft_limits:
+                plan.state_writes[sequence] = self.plan_tokens(sequence, 1)
         for sequence, count in plan.prefills:
             plan.state_writes[sequence] = self.plan_tokens(sequence, count)
 

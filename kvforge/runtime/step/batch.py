@@ -160,7 +160,8 @@ class StepBatchBuilder:
         write.array[starts[: len(rows)] + counts - 1] = slots.state_write[rows]
         for index, (sequence, _) in enumerate(plan.prefills, start=len(plan.decodes)):
             for place, row in plan.state_writes.get(sequence, {}).items():
-                write.array[starts[index] + place] = row
+                if place < starts[index + 1] - starts[index]:  # fewer drafts were made than there was room for
+                    write.array[starts[index] + place] = row
         return read.tensor[: len(rows)], write.tensor[:num_tokens]
 
     def _write_tokens(

@@ -16,7 +16,7 @@ from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.speculation.drafting import Drafting
 from model_defs.reference import reference_logits
-from tests.cpu.runtime.test_engine_properties import CountingSession, alone, load, short_plan
+from tests.cpu.runtime.test_engine_properties import CountingSession, alone, load
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.models.engines import EngineSpec
 from tests.support.models.logits import transformers_logits
@@ -24,7 +24,7 @@ from tests.support.models.shelf import EngineShelf
 from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, model_error
 from tests.support.schedules.drafters import AdversarialDrafter, RandomLengths
-from tests.support.schedules.engine_schedules import check_tokens, run_plan
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.sessions.eager import EagerSession, eager_session
 
 PAGE, NEW = 8, 20
@@ -42,6 +42,10 @@ CACHES = {
     "int4": BuildOptions(dtype="bfloat16", kv_dtype="int4"),
     "int8 weights": BuildOptions(dtype="bfloat16", weight_dtype="int8", calibration="none"),
 }
+SCHEDULES: dict[str, Any] = dict(
+    page_sizes=(PAGE,), vocab_size=320, max_prompt=40, max_new=32, max_requests=6, sampled=False
+)
+"""Answers so long that several sequences run out of pages."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,6 +87,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
                 tokens, logits = generated(engine, prompt)
                 expected = transformers_logits(path, torch.tensor([*prompt, *tokens]))[length - 1 : -1]
                 assert_near(logits, expected, model_error(config, length + NEW), (length, chunk))
+                assert tokens == expected.argmax(-1).tolist(), (length, chunk)
             assert engine.stats()["num_reused_tokens"] == (length - 1) // PAGE * PAGE
 
 
@@ -103,7 +108,7 @@ def compare(session: Session, schedules: list[int], drafts: bool = False) -> Cou
     sequence alone. Returns counts of what happened."""
     lonely, counts = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False), Counter[str]()
     for seed in schedules:
-        plan, rng = short_plan(seed), random.Random(seed)
+        plan, rng = random_plan(seed, **SCHEDULES), random.Random(seed)
         expected = {
             (request.request_id, index): alone(lonely, request)[:2]
             for request in plan.requests

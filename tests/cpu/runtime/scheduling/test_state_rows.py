@@ -147,10 +147,12 @@ def test_siblings_share_by_snapshots_alone():
     assert reused(engine_of(enable_prefix_cache=False), PROMPT, 3, n=3)[0] == 0
 
 
-def test_without_snapshots_nothing_is_reused():
+def test_without_snapshots_nothing_is_reused(caplog):
     engine = engine_of(snapshot_every=0)
     assert not engine.config.enable_prefix_cache and engine.config.num_snapshots == 0
-    assert [reused(engine, PROMPT)[0] for _ in range(2)] == [0, 0]
+    assert [reused(engine, PROMPT)[0] for _ in range(2)] == [0, 0] and not caplog.messages
+    engine = LLMEngine(session=StatefulSession(linear=LARGE), num_pages=32)
+    assert engine.config.num_snapshots == 0 and "no prefix is reused, as the cache has no room" in caplog.text
 
 
 def test_a_failing_step_gives_its_rows_back():

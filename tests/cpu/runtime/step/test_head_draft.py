@@ -132,11 +132,12 @@ def test_a_model_in_int8_has_its_stream_in_another_basis(tmp_path, cut):
     assert torch.equal(session._weights["draft.embed.weight"], table)
 
 
-@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut"])
+@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", "states"])
 def session(request, tmp_path_factory) -> EagerSession:
-    """Of a model whose head reads layers 1 to 3 of four."""
-    folder = tmp_path_factory.mktemp("heads")
-    target = make_checkpoint(folder / "target", cut={"below the cut": 3, "above the cut": 2}.get(request.param))
+    """Of a model whose head reads layers 1 to 3 of four, with "states" of linear attention in three of these."""
+    folder, cut = tmp_path_factory.mktemp("heads"), {"below the cut": 3, "above the cut": 2}.get(request.param)
+    family = "qwen3_5_text" if request.param == "states" else "llama"
+    target = make_checkpoint(folder / "target", family, cut=cut, num_hidden_layers=4)
     return session_of(target, make_head(folder / "head", target, **HEAD))
 
 
@@ -184,6 +185,8 @@ def test_tokens_are_those_of_plain_decoding(session, seeds, full, monkeypatch):
             "max_num_seqs": plan.max_num_seqs,
             "enable_prefix_cache": plan.enable_prefix_cache,
         }
+        if session.manifest.state_bytes:
+            options |= {"snapshot_every": 1, "num_snapshots": 6}
         expected = {key: found for request in plan.requests for key, found in run_alone(session, request).items()}
         engine = LLMEngine(session=session, speculative=SpeculativeConfig("eagle3", rng.choice([1, 3, 7])), **options)
         engine.runner.head_draft.expected, engine.runner.head_draft.rng = expected, rng
