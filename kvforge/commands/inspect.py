@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "auxiliary_bytes_per_token": manifest.auxiliary_bytes_per_token,
         "draft_head_bytes_per_token": manifest.draft_head_bytes_per_token,
+        "state_bytes": manifest.state_bytes,
         "page_bytes": manifest.page_bytes,
         "upper_page_bytes": manifest.upper_page_bytes,
         "exact_bytes": manifest.exact_bytes,
@@ -79,6 +80,10 @@ def run(args: argparse.Namespace) -> int:
         "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
         "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",
     }
+    if model.linear is not None:
+        rows["states"] = (
+            f"{len(model.linear_layers)} layers with linear attention, {manifest.state_bytes} bytes per sequence"
+        )
     if manifest.auxiliary_model is not None:
         layers = manifest.auxiliary_model.num_layers
         rows["prediction"] = (

@@ -39,6 +39,8 @@ def describe(plan: dict[str, Any]) -> str:
         )
     blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{align(rows)}"]
     blocks.append(_reads(plan))
+    if state := plan["variants"][0]["state_bytes_per_request"]:
+        blocks.append(f"A state of {format_bytes(state)} besides for each request, whatever its length")
     if exact := _exact_pages(plan["variants"]):
         blocks.append(exact)
     if "capacity" in plan:

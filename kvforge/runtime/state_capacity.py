@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape
 
@@ -43,6 +44,9 @@ def count_states(
 
     Sequences that do not fit in their share of the bytes are left out. By default a sequence has a snapshot after as
     many pages as take the bytes of a state, and no more snapshots are kept than pages of all sequences could have.
+
+    Raises:
+        EngineError: so many snapshots do not fit.
     """
     seqs, each = shape.max_num_seqs, rows_per_sequence(manifest)
     if not each:
@@ -59,6 +63,11 @@ def count_states(
         return StateCounts(seqs, seqs * each)
     useful = seqs * (1 + shape.pages // every)
     count = min(free // SNAPSHOT_SHARE // row, useful) if num_snapshots is None else num_snapshots
+    if num_bytes is not None and count * row > free:
+        raise EngineError(
+            f"num_snapshots is {count}, but beside one sequence the KV cache holds {free // row}; lower it, or raise "
+            "--kv-cache-gib."
+        )
     if count <= 0:
         logger.warning(
             "no prefix is reused, as the cache has no room for a state to go on from; raise --kv-cache-gib, lower "

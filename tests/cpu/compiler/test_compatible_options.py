@@ -19,6 +19,7 @@ from tests.support.models.checkpoints import SMALL
 
 LLAMA = load_config({**SMALL, "model_type": "llama", "num_hidden_layers": 8, "head_dim": 128})
 MIXTRAL = load_config({**SMALL, "model_type": "mixtral", "num_hidden_layers": 8})
+HYBRID = load_config({**SMALL, "model_type": "qwen3_next", "num_hidden_layers": 8})
 DEEPSEEK = load_config({**SMALL, "model_type": "deepseek_v2", "num_hidden_layers": 8})
 
 
@@ -62,6 +63,7 @@ PARTS = (
     Part(features.UNROTATED, model={"unrotated_layers": (3,)}),
     Part(features.SINKS, model={"attention_sinks": True}),
     Part(features.LATENT, model={"latent": DEEPSEEK.latent, "num_kv_heads": 1, "head_dim": DEEPSEEK.head_dim}),
+    Part(features.LINEAR, model={"linear": HYBRID.linear}),
     Part(features.UNEVEN_HEADS, model={"global_head_dim": 256}),
     Part(features.LAYER_INPUTS, model={"per_layer_input": 16, "per_layer_vocab": 320}),
     Part(features.CUDA, {"target": "cuda"}),
@@ -79,7 +81,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 921
+    assert len(PAIRS) == 960
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:

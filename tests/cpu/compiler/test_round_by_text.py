@@ -111,11 +111,12 @@ def check_all_layers(path: Path, weights: str) -> None:
     rows = normed * read("layers.0.input_norm.weight") if config.pre_norms else stream
     rounding = {"int8": round_to_bytes_by_inputs, "int4": round_by_inputs}.get(weights)
     if rounding is not None:
-        codes = rounding(read("layers.0.qkv.weight"), rows.T @ rows)
+        first = "layers.0.qkvz" if config.is_linear(0) else "layers.0.qkv"
+        codes = rounding(read(f"{first}.weight"), rows.T @ rows)
         want = pack_codes(codes)
-        same = (found["layers.0.qkv"]["packed"] == want[0]).float().mean()
+        same = (found[first]["packed"] == want[0]).float().mean()
         assert same > 1 - NEAR_TIES
-        assert torch.equal(found["layers.0.qkv"]["scales"][0], want[1][0])
+        assert torch.equal(found[first]["scales"][0], want[1][0])
 
 
 NEAR_TIES = 0.01

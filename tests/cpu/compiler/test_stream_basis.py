@@ -20,6 +20,9 @@ WITH_NORMS_BEHIND = {"exaone4", "gemma3_text", "gemma4_text", "glm4", "olmo2", "
 OPTIONS = BuildOptions(dtype="float32", page_size=8, max_num_tokens=64)
 ROUNDING = 2e-5
 """Of float32, in a product of thousands of numbers or in some hundred after one another."""
+OF_STATES = 2e-4
+"""The same where states of linear attention carry rounding from token to token: such logits of these models in float32,
+transformers' too, are up to 5e-5 from those in float64."""
 SPREAD = 1.5
 """Beside numbers of one size: cos + sin is at most the root of 2."""
 
@@ -72,4 +75,5 @@ def test_a_model_is_the_same_in_the_basis(family: str, form: str, tmp_path: Path
     assert all(bool((tensor == 1).all()) for name, tensor in moved.items() if is_gain(name, tensor))
     other = EagerSession(plain.config, plain.options, weights, None)
     expected, found = logits(plain), logits(other)
-    assert float((found - expected).abs().max() / expected.std()) < ROUNDING
+    bound = ROUNDING if plain.config.linear is None else OF_STATES
+    assert float((found - expected).abs().max() / expected.std()) < bound

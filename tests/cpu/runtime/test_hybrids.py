@@ -87,6 +87,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
                 tokens, logits = generated(engine, prompt)
                 expected = transformers_logits(path, torch.tensor([*prompt, *tokens]))[length - 1 : -1]
                 assert_near(logits, expected, model_error(config, length + NEW), (length, chunk))
+                assert tokens == expected.argmax(-1).tolist(), (length, chunk)
             assert engine.stats()["num_reused_tokens"] == (length - 1) // PAGE * PAGE
 
 

@@ -45,8 +45,12 @@ OPTIONS = BuildOptions(max_num_tokens=16, max_num_seqs=2)
 
 def generate(path: Path, output: Path) -> None:
     """Generate with the graphs as torch runs them."""
-    engine = LLMEngine(session=eager_session(path, OPTIONS), max_seq_len=16)
-    engine.add_request("a", [3, 4, 5, 6, 7], SamplingParams(temperature=0.0, max_tokens=4))
+    session = eager_session(path, OPTIONS)
+    length = min(16, session.manifest.max_seq_len)
+    if length == 1:
+        return  # no token follows a prompt
+    engine, prompt = LLMEngine(session=session, max_seq_len=length), [3, 4, 5, 6, 7][: length - 1]
+    engine.add_request("a", prompt, SamplingParams(temperature=0.0, max_tokens=min(4, length - len(prompt))))
     while engine.has_unfinished():
         for result in engine.step():
             if result.finish_reason == "error":

@@ -74,7 +74,9 @@ SMALL: dict[str, Any] = {
 def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a config.json of a family must say besides, where its defaults are models that are not there."""
     if "full_attention_interval" in families()[family].reads:
-        return {"layer_types": None}  # every fourth layer has K and V
+        below = fields["num_hidden_layers"] - 1
+        kinds = None if below >= 3 else ["linear_attention"] * below + ["full_attention"]
+        return {"layer_types": kinds}  # by default every fourth layer has K and V
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {

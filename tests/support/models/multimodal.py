@@ -36,6 +36,16 @@ MODELS: dict[str, dict[str, Any]] = {
         **IMAGES,
         **AUDIO,
     },
+    **{
+        name: {
+            "vision_config": {
+                **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
+                **{"num_position_embeddings": 16, "patch_size": 4},
+            },
+            **{"image_token_id": 320, "video_token_id": 321, "vision_start_token_id": 322, "vision_end_token_id": 323},
+        }
+        for name in ("qwen3_5", "qwen3_5_moe")
+    },
     "mistral3": {
         "vision_config": {"model_type": "pixtral", **TINY, "head_dim": 16, "image_size": 28, "patch_size": 14},
         "image_token_index": 320,

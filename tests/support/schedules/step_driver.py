@@ -11,19 +11,25 @@ from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 
+NUM_STATES = 3
+"""Rows for the states of a sequence, of which each step goes on from one and leaves another, or the same."""
+
 
 class StepDriver:
     """A one-sequence runner without a scheduler: the shortest correct use of the two graphs."""
 
     def __init__(self, session: Session, num_pages: int = 64, seed: int = 0) -> None:
         self.session = session
-        self.pools = session.allocate_pools(num_pages)
+        is_hybrid = session.manifest.model.linear is not None
+        self.pools = session.allocate_pools(num_pages, **({"state_rows": NUM_STATES} if is_hybrid else {}))
         for tensor in itertools.chain.from_iterable(self.pools):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 127)
         self.pages = random.Random(seed).sample(range(num_pages), num_pages)
         self.seals = session.manifest.policy.sealing is not None
         self.written = [index % len(self.pools[0][0]) for index in range(num_pages)] if self.seals else self.pages
         self.length = 0
+        self.state = -1 if is_hybrid else None
+        self.choose = random.Random(seed)
 
     def run(self, tokens: Sequence[int], num_survivors: int | None = None) -> Tensor:
         """Run one chunk; returns logits of its last ``num_survivors`` tokens (default: all of them)."""
@@ -41,7 +47,16 @@ class StepDriver:
             torch.tensor([self.length], dtype=torch.int32),
             torch.tensor([self.pages], dtype=torch.int32),
             (torch.tensor([self.written], dtype=torch.int32),) if self.seals else (),
+            self._rows(count),
         )
         kept, starts = torch.arange(count - survivors, count), torch.tensor([0, survivors])
         batch = StepBatch(lower, kept.int(), starts.int())
         return self.session.upper(batch.upper(self.session.lower(lower, self.pools)), self.pools)
+
+    def _rows(self, count: int) -> tuple[Tensor, ...]:
+        """The rows of states that a step of so many tokens reads and writes; none where no layer has one."""
+        if self.state is None:
+            return ()
+        read, self.state = self.state, self.choose.randrange(NUM_STATES)
+        written = [-1] * (count - 1) + [self.state]
+        return torch.tensor([read], dtype=torch.int32), torch.tensor(written, dtype=torch.int32)

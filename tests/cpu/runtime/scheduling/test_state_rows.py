@@ -13,7 +13,7 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.pools import allocate_pools, device_bytes
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.speculation.draft_model import make_drafter
+from kvforge.runtime.speculation.draft_model import DraftModel, make_drafter
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.support.schedules.drafters import AdversarialDrafter, RandomLengths
 from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
@@ -25,11 +25,17 @@ LARGE = dataclasses.replace(STATES, value_dim=300)
 """A state of 2408 bytes."""
 
 
-@pytest.mark.parametrize("drafts", ["none", "ngram", "adversary"])
+def speculation(drafts, longest):
+    if drafts == "suffix":
+        return SpeculativeConfig("suffix", longest, suffix_sharing="all")
+    return SpeculativeConfig("ngram", longest, prompt_lookup_min=1) if longest else None
+
+
+@pytest.mark.parametrize("drafts", ["none", "ngram", "suffix", "draft_model", "adversary"])
 def test_tokens_equal_one_at_a_time(drafts, seeds, one_thread):
     """In small pools, chunks and batches, with few snapshots and many, preempted and aborted."""
     counts = Counter()
-    for seed in (schedules := seeds(60, 240)):
+    for seed in (schedules := seeds(32, 200)):
         plan, rng = random_plan(seed), random.Random(seed)
         longest = 0 if drafts == "none" else rng.choice([1, 3, 7])
         session = StatefulSession(page_size=plan.page_size, memory=MEMORY, max_draft_len=longest)
@@ -39,10 +45,14 @@ def test_tokens_equal_one_at_a_time(drafts, seeds, one_thread):
             enable_prefix_cache=plan.enable_prefix_cache,
             snapshot_every=rng.choice([0, 1, 1, 2, 5]),
             num_snapshots=rng.choice([1, 2, 4, 100]),
-            speculative=SpeculativeConfig("ngram", longest, prompt_lookup_min=1) if longest else None,
+            speculative=speculation(drafts, longest),
         )
         if drafts == "adversary":
             engine.drafting.drafter = AdversarialDrafter(rng, alone(seed, MEMORY))
+        if drafts == "draft_model":
+            model = FakeSession(memory=MEMORY)
+            engine.drafting.drafter = DraftModel(model, resolve_config(model.manifest, 0, num_pages=64, max_seq_len=64))
+        if longest:
             engine.drafting._lengths = RandomLengths(rng, longest)
         rows = engine.scheduler.state_rows
         rng.shuffle(rows.free_rows)
@@ -212,6 +222,8 @@ def test_memory_is_divided(one_thread):
         assert config.enable_prefix_cache == (config.num_snapshots > 0)
         engine = LLMEngine(session=session, kv_cache_gib=num_bytes / 2**30)
         assert engine.stats()["kv_device_bytes"] == device_bytes(manifest, pools)
+    with pytest.raises(EngineError, match="num_snapshots is 100, but beside one sequence the KV cache holds 55"):
+        resolve_config(manifest, 0, kv_cache_gib=6000 / 2**30, num_snapshots=100)
     big = resolve_config(StatefulSession(linear=LARGE).manifest, 0, kv_cache_gib=20000 / 2**30)
     assert (big.max_num_seqs, big.num_snapshots, big.snapshot_every) == (4, 0, 0) and not big.enable_prefix_cache
     with pytest.raises(EngineError, match="holds 16 tokens, but one sequence of 128 tokens needs"):
