@@ -36,8 +36,7 @@ struct Update {
 
 // Brings a state [key_dim, kColumns] up to date and, where it is read, gives its products with k and q.
 template <bool updates, bool reads>
-void pass(float* state, int64_t key_dim, const Update& last, const float* k, const float* q, vfloat* known,
-          vfloat* found) {
+void pass(float* state, int64_t key_dim, Update last, const float* k, const float* q, vfloat* known, vfloat* found) {
   vfloat sums[2][kVectors] = {}, results[2][kVectors] = {}, change[kVectors];
   if constexpr (updates)
     for (int64_t c = 0; c < kVectors; ++c) change[c] = load(last.change + c * kLanes);
@@ -68,15 +67,18 @@ void pass(float* state, int64_t key_dim, const Update& last, const float* k, con
     }
 }
 
-// x / sqrt(sum x^2 + 1e-6) * scale.
+// The product of two keys, with zeros behind them.
+float product_of(const float* a, const float* b, int64_t key_dim) {
+  vfloat total{};
+  for (int64_t i = 0; i < key_dim; i += kLanes) total = multiply_add(load(a + i), load(b + i), total);
+  return sum(total);
+}
+
+// x / sqrt(sum x^2 + 1e-6) * scale, with zeros behind it as before.
 template <typename Element>
 void normed(const Element* x, int64_t count, float scale, float* out) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = to_float(x[i]);
-    sum += out[i] * out[i];
-  }
-  const float factor = scale / std::sqrt(sum + 1e-6f);
+  for (int64_t i = 0; i < count; ++i) out[i] = to_float(x[i]);
+  const float factor = scale / std::sqrt(product_of(out, out, count) + 1e-6f);
   for (int64_t i = 0; i < count; ++i) out[i] *= factor;
 }
 
@@ -89,8 +91,8 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
   const int64_t dk = a.key_dim, dv = a.value_dim, count = dv - first < kColumns ? dv - first : kColumns;
   const int64_t key_head = head / (a.value_heads / a.key_heads), keys = a.key_heads * dk;
   const int64_t begin = a.query_start[sequence], end = a.query_start[sequence + 1];
-  float *state = scratch, *q = state + dk * kColumns, *change = q + 3 * dk, *result = change + kColumns;
-  float* k[2] = {q + dk, q + 2 * dk};  // the token's and that of the one before it, in turns
+  float *q = scratch, *k[2] = {q + padded_key(dk), q + 2 * padded_key(dk)};  // the token's and the last one's, in turns
+  float *state = q + 3 * padded_key(dk), *change = state + dk * kColumns, *result = change + kColumns;
   for (int64_t i = 0; i < delta_scratch(dk); ++i) scratch[i] = 0.0f;
   const auto row = [&](int64_t index) { return a.pool + (index * a.value_heads + head) * dk * dv + first; };
   if (begin < end && a.state_read[sequence] >= 0)
@@ -108,8 +110,7 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
       pass<true, true>(state, dk, last, key, q, known, found);
     if (t > begin && a.state_write[t - 1] >= 0)
       copy_rows(state, kColumns, row(a.state_write[t - 1]), dv, dk, count);
-    float product = 0.0f;
-    for (int64_t i = 0; i < dk; ++i) product += key[i] * q[i];
+    const float product = product_of(key, q, dk);
     const float decay = a.decay[t * a.value_heads + head], rate = a.rate[t * a.value_heads + head];
     const Element* v = token + 2 * keys + head * dv + first;
     for (int64_t c = 0; c < count; ++c) change[c] = to_float(v[c]);

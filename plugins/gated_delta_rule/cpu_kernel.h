@@ -21,8 +21,13 @@ struct DeltaRule {
   int64_t key_heads, value_heads, key_dim, value_dim;
 };
 
+// Floats of a key with zeros behind it, whole vectors of any width.
+constexpr int64_t padded_key(int64_t key_dim) { return (key_dim + 15) / 16 * 16; }
+
 // Floats of scratch that a task needs.
-constexpr int64_t delta_scratch(int64_t key_dim) { return key_dim * kColumns + 4 * key_dim + 2 * kColumns; }
+constexpr int64_t delta_scratch(int64_t key_dim) {
+  return key_dim * kColumns + 3 * padded_key(key_dim) + 2 * kColumns;
+}
 
 // Columns [first, first + kColumns), as far as there are, of a value head's state, through all tokens of a sequence.
 namespace isa_portable { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
