@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next, two of each": ("qwen3_next", {"num_hidden_layers": 4, "full_attention_interval": 2}),
     "qwen3_5": ("qwen3_5_text", {"num_hidden_layers": 5}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {"num_hidden_layers": 4}),
+    "lfm2": ("lfm2", {"num_hidden_layers": 4}),
 }
 OPTIONS = BuildOptions(page_size=PAGE, max_num_tokens=256, max_draft_len=4)
 CACHES = {
