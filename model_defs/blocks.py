@@ -3,6 +3,8 @@
 from torch import nn
 
 from model_defs.config import ModelConfig
+from model_defs.gated_conv import GatedConv
+from model_defs.gated_conv_layers import GatedConvBlock
 from model_defs.latent_layers import LatentBlock
 from model_defs.layers import Block
 from model_defs.linear_layers import GatedBlock, LinearBlock
@@ -12,7 +14,8 @@ def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
     """Return the blocks of ``layers`` by their numbers."""
     if config.latent is None:
         plain = GatedBlock if config.attention_gate else Block
-        kinds = {layer: LinearBlock if config.is_linear(layer) else plain for layer in layers}
+        stateful = GatedConvBlock if isinstance(config.linear, GatedConv) else LinearBlock
+        kinds = {layer: stateful if config.is_linear(layer) else plain for layer in layers}
         return nn.ModuleDict({str(layer): kind(config, layer) for layer, kind in kinds.items()})
     blocks = {str(layer): LatentBlock(config, layer) for layer in layers}
     for layer in layers:

@@ -5,6 +5,7 @@ from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
+from model_defs.gated_conv import GatedConv
 from model_defs.kv_layout import owner_table
 from model_defs.latent import LatentAttention
 from model_defs.linear import LinearAttention
@@ -104,7 +105,7 @@ class ModelConfig:
     per_layer_input: int = 0
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
-    linear: LinearAttention | None = None
+    linear: LinearAttention | GatedConv | None = None
     attention_gate: bool = False
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
@@ -178,7 +179,7 @@ class ModelConfig:
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
 
     def _check_linear(self) -> None:
-        """Raise ModelError where some layers have linear attention in a model that cannot have them."""
+        """Raise ModelError where some layers keep a state in a model that cannot have them."""
         if self.linear is None:
             return
         reasons = {
@@ -193,7 +194,7 @@ class ModelConfig:
         }
         for reason, is_so in reasons.items():
             if is_so:
-                raise ModelError(f"Linear attention is not supported in this model: {reason}.")
+                raise ModelError(f"Layers that keep a state are not supported in this model: {reason}.")
 
     def _check_blind(self) -> None:
         """Raise ModelError where a blind cut is in a model whose layers cannot have one."""
@@ -316,7 +317,7 @@ class ModelConfig:
     def attended_dim_of(self, layer: int) -> int:
         """Elements that a layer's attention gives its output projection of one token."""
         if self.linear is not None and self.is_linear(layer):
-            return self.linear.values_dim
+            return self.linear.result_dim
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property
@@ -368,7 +369,7 @@ class ModelConfig:
 
     @property
     def owner_of_layer(self) -> tuple[int, ...]:
-        """For each layer, the layer whose K,V cache it reads; -1 for one with linear attention, which reads none."""
+        """For each layer, the layer whose K,V cache it reads; -1 for one that keeps a state and reads none."""
         if self.linear is not None:
             return tuple(NO_OWNER if self.is_linear(layer) else layer for layer in range(self.num_layers))
         return self.layer_owners or owner_table(self.num_layers, self.cut, self.group_size)
@@ -379,12 +380,12 @@ class ModelConfig:
         return tuple(sorted(set(self.owner_of_layer) - {NO_OWNER}))
 
     def is_linear(self, layer: int) -> bool:
-        """Whether a layer has linear attention, and a state in place of K and V."""
+        """Whether a layer keeps a state in place of K and V."""
         return self.linear is not None and layer in self.linear.layers
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
-        """Layers with linear attention, ascending."""
+        """Layers that keep a state, ascending."""
         return () if self.linear is None else self.linear.layers
 
     @property

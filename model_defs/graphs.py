@@ -217,9 +217,9 @@ class LowerGraph(PositionedGraph):
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` are those of
         ``config.written_below``, in order, as are the new ones. Each of these is written once, and with an
-        insertion again before a layer reads it. With linear attention the two pools of each such layer follow in
+        insertion again before a layer reads it. Where layers keep a state, the pools of each follow in
         ``pools``, and ``state_read`` and ``state_write`` say which rows of them the step reads and writes
-        (``model_defs.linear``).
+        (``model_defs.state_layers``).
         """
         config = self.config
         steps = self.steps(positions, query_start, kv_length, page_table, state)

@@ -2,38 +2,27 @@
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.fields import optional_int, require_int
+from model_defs.state_layers import MAX_STATE, StateLayers
 
 LINEAR, FULL = "linear_attention", "full_attention"
 """What ``layer_types`` calls a layer with linear attention, and one with K and V."""
 
-MAX_STATE = 2**24
-"""Of a layer's state, in numbers of one sequence: eight times that of the largest published model."""
-
 
 @dataclass(frozen=True)
-class LinearAttention:
-    """``layers``, ascending, keep no K and V of their tokens but a state of each sequence, of one size at any length.
+class LinearAttention(StateLayers):
+    """``layers``, ascending, keep no K and V of their tokens but a state of each sequence (``StateLayers``).
 
     A value head has a matrix S ``[key_dim, value_dim]``, and a key head serves as many neighbouring value heads as
     there are for each. q, k and v of a token are a causal convolution over the last ``conv_width`` tokens, channel by
-    channel, of what the projections make.
-
-    A layer's state is in two pools, of one row for each state that is kept: one, "conv", of the projections of the last
-    ``conv_width - 1`` tokens, oldest first, in the dtype of the model, and ``state``, S of all heads in float32. The
-    lower graph of a model without a cut takes both of each layer, in order of the layers, behind the pools of K and V,
-    and then two inputs more, its last; the upper graph takes none of these:
-
-    - ``state_read`` int32 ``[S]``: the row that each sequence of the step goes on from, -1 at its start;
-    - ``state_write`` int32 ``[T]``: the row that the state after each packed token goes to, -1 for none.
+    channel, of what the projections make. A layer's pools are "conv", of the projections of the last ``conv_width - 1``
+    tokens, and ``state``, S of all heads.
 
     ``by_key_head`` checkpoints have the projections of a key head, and of the value heads that it serves, together.
-
-    In a step no row is written twice, and none is read by one sequence and written by another.
     """
 
     layers: tuple[int, ...]
@@ -45,8 +34,7 @@ class LinearAttention:
     by_key_head: bool = False
 
     def __post_init__(self) -> None:
-        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
-            raise ModelError("The layers with linear attention must be named once each, in order.")
+        self.check_layers()
         for name in (each.name for each in fields(self) if each.name not in ("layers", "by_key_head")):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_STATE:
@@ -60,11 +48,6 @@ class LinearAttention:
             raise ModelError(f"linear_conv_kernel_dim is {self.conv_width}; it must be at least 2.")
         if self.num_value_heads * self.key_dim * self.value_dim > MAX_STATE or self.conv_numbers > MAX_STATE:
             raise ModelError(f"A state of linear attention has more than {MAX_STATE} numbers; config.json is damaged.")
-
-    def first_layers(self, count: int) -> "LinearAttention | None":
-        """Return the same of the first ``count`` layers; None where none of them is linear."""
-        layers = tuple(layer for layer in self.layers if layer < count)
-        return replace(self, layers=layers) if layers else None
 
     @property
     def keys_dim(self) -> int:
@@ -87,12 +70,36 @@ class LinearAttention:
         return (self.conv_width - 1) * self.conv_channels
 
     @property
-    def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of one row of ``conv`` and of ``state``."""
+    def operators(self) -> tuple[str, ...]:
+        return ("short_conv", "gated_delta_rule")
+
+    @property
+    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
         return (
             (self.conv_width - 1, self.conv_channels),
             (self.num_value_heads, self.key_dim, self.value_dim),
         )
+
+    @property
+    def result_dim(self) -> int:
+        return self.values_dim
+
+    @property
+    def rounded_rows(self) -> int:
+        return self.conv_channels + self.values_dim
+
+    @property
+    def exact_rows(self) -> int:
+        return 2 * self.num_value_heads
+
+    @property
+    def mixing_flops(self) -> int:
+        """Each number of S takes a product, the decay, and three multiply-adds: S'k, the update and S'q."""
+        return 7 * self.key_dim * self.values_dim + 2 * self.conv_width * self.conv_channels
+
+    @property
+    def sum_terms(self) -> int:
+        return self.conv_width + 3 * self.key_dim + self.value_dim
 
 
 SMALLEST_DIM = 16

@@ -17,9 +17,9 @@ from plugins.short_conv import short_conv
 
 @dataclass(frozen=True)
 class StateInputs:
-    """What linear attention needs to know of the packed step: ``query_start`` int32 ``[S+1]``, and the rows that
+    """What layers that keep a state need to know of the packed step: ``query_start`` int32 ``[S+1]``, and the rows that
     sequences go on from and that states go to, ``state_read`` int32 ``[S]`` and ``state_write`` int32 ``[T]``, as
-    ``model_defs.linear`` says."""
+    ``model_defs.state_layers`` says."""
 
     query_start: Tensor
     state_read: Tensor
@@ -48,7 +48,7 @@ class LinearBlock(Block):
     def add_projections(self, config: ModelConfig, layer: int) -> None:
         """Register what makes the state and reads it."""
         linear = config.linear
-        assert linear is not None
+        assert isinstance(linear, LinearAttention)
         self.linear: LinearAttention = linear
         self.parts = (linear.conv_channels, linear.values_dim)
         self.qkvz = Linear(config.hidden_size, sum(self.parts), False)

@@ -1,5 +1,5 @@
-"""Linear attention in plain torch, as ``model_defs.reference`` takes it: one sequence, token by token (Gated DeltaNet,
-arXiv 2412.06464, section 3)."""
+"""Layers that keep a state in plain torch, as ``model_defs.reference`` takes them: one sequence, with linear attention
+token by token (Gated DeltaNet, arXiv 2412.06464, section 3)."""
 
 from collections.abc import Callable, Mapping
 
@@ -44,6 +44,15 @@ def linear_attention(
     normed = result / (result.square().mean(-1, keepdim=True) + eps).sqrt()
     normed = weights[f"{name}.norm.weight"] * normed.to(x.dtype)
     return (normed * F.silu(gate.to(wide))).to(x.dtype).flatten(1)
+
+
+def gated_conv(project: Callable[[Tensor, str], Tensor], weights: Mapping[str, Tensor], x: Tensor, name: str) -> Tensor:
+    """Return what a layer's gated convolution gives its output projection, ``[n, channels]``, of normed ``x`` ``[n,
+    hidden]``."""
+    b, c, x = project(x, f"{name}.in_proj").chunk(3, dim=-1)
+    weight = weights[f"{name}.conv1d.weight"]
+    padded = F.pad((b * x).T[None], (weight.shape[-1] - 1, 0))
+    return c * F.conv1d(padded, weight, groups=len(weight))[0].T
 
 
 def _projected(

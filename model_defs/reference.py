@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
+from model_defs.gated_conv import GatedConv
 from model_defs.latent import LATENT_EPS
-from model_defs.linear_reference import linear_attention
+from model_defs.linear_reference import gated_conv, linear_attention
 from model_defs.rope import inverse_frequencies
 from model_defs.rope_config import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
@@ -307,7 +308,10 @@ def reference_hidden(
         x = before(hidden, f"{prefix}.input_layernorm")
         if config.linear is not None and config.is_linear(layer):
             mixer = f"{prefix}.linear_attn"
-            mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+            if isinstance(config.linear, GatedConv):
+                mixed = gated_conv(linear, weights, x, mixer)
+            else:
+                mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
             mixed = linear(mixed, f"{mixer}.out_proj")
         else:
             mixed = attended(layer, owner, x)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
+from model_defs.gated_conv import GatedConv
 from model_defs.latent import LatentAttention
 from model_defs.linear import LinearAttention
 from model_defs.rope_config import RotaryRows
@@ -176,7 +177,7 @@ def _latent_attention(
 def _linear_attention(
     config: ModelConfig, linear: LinearAttention, layer: int, name: str, source: str
 ) -> Iterator[WeightSpec]:
-    """Yield what linear attention has but its output projection; the convolution with its channels last."""
+    """Yield what linear attention has but its convolution and output projection."""
     columns, heads = config.hidden_size, linear.num_value_heads
     if linear.by_key_head:
         parts = _parts_by_key_head(linear, columns, source)
@@ -185,12 +186,16 @@ def _linear_attention(
         parts = {part: [Source(f"{source}.in_proj_{part}.weight", (count, columns))] for part, count in rows.items()}
     yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
     yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
-    shape = (linear.conv_channels, 1, linear.conv_width)
-    whole = Source(f"{source}.conv1d.weight", shape, rows=Rows(0, shape[0], transposed=True))
-    yield WeightSpec(f"{name}.conv", (whole,))
     yield _copied(f"{name}.decay_log", Source(f"{source}.A_log", (heads,)))
     yield _copied(f"{name}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
+
+
+def _convolution(kind: LinearAttention | GatedConv, name: str, source: str) -> WeightSpec:
+    """Return the weights of a convolution with its channels last."""
+    kept, channels = kind.row_shapes[0]
+    rows = Rows(0, channels, transposed=True)
+    return WeightSpec(f"{name}.conv", (Source(f"{source}.conv1d.weight", (channels, 1, kept + 1), rows=rows),))
 
 
 def _parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dict[str, list[Source]]:
@@ -285,7 +290,11 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
             yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
         if config.linear is not None and config.is_linear(layer):
             attention = f"{source}.linear_attn"
-            yield from _linear_attention(config, config.linear, layer, name, attention)
+            if isinstance(config.linear, GatedConv):
+                yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", config.linear.rounded_rows)], hidden, False)
+            else:
+                yield from _linear_attention(config, config.linear, layer, name, attention)
+            yield _convolution(config.linear, name, attention)
         elif config.latent is None:
             yield from _attention(config, layer, name, attention, suffix)
         else:

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if model.linear is not None:
         rows["states"] = (
-            f"{len(model.linear_layers)} layers with linear attention, {manifest.state_bytes} bytes per sequence"
+            f"{len(model.linear_layers)} layers that keep a state, {manifest.state_bytes} bytes per sequence"
         )
     if manifest.auxiliary_model is not None:
         layers = manifest.auxiliary_model.num_layers

@@ -53,11 +53,19 @@ def from_text(kind: type[Record], text: str) -> Record:
     return read_record(kind, data)
 
 
+def _fitting(kinds: list[Any], value: Any) -> Any:
+    """Return the dataclass of ``kinds`` that has the fields of the JSON value, or the first of them."""
+    names = value.keys() if isinstance(value, dict) else ()
+    records = filter(dataclasses.is_dataclass, kinds)
+    return next((each for each in records if {field.name for field in dataclasses.fields(each)} == names), kinds[0])
+
+
 def _value(kind: Any, value: Any) -> Any:
     """A field's value of the JSON value; raises RecordError unless it is of the type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if NoneType in arguments:
-        return None if value is None else _value(arguments[0], value)
+        others = [each for each in arguments if each is not NoneType]
+        return None if value is None else _value(_fitting(others, value), value)
     if origin is Literal and value in arguments:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):

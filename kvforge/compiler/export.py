@@ -30,14 +30,14 @@ _STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES, _LOGITS, _STATES = 9, 13, 4,
 @dataclass(frozen=True)
 class ExportedGraph:
     """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
-    ``state_inputs`` and what ``past_cut_example`` gives, or ``linear_layers`` and ``rows_example``; ``written`` are
-    those whose pools it writes."""
+    ``state_inputs`` and what ``past_cut_example`` gives, or the pools that ``state_operators`` take and
+    ``rows_example``; ``written`` are those whose pools it writes."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
     written: tuple[int, ...] = ()
-    linear_layers: tuple[int, ...] = ()
+    state_operators: tuple[str, ...] = ()
 
     @property
     def num_past_cut(self) -> int:
@@ -47,7 +47,7 @@ class ExportedGraph:
     @property
     def num_behind(self) -> int:
         """How many inputs are behind the owners' pools that are no KV policy's."""
-        return 2 * len(self.linear_layers) + 2 if self.linear_layers else self.num_past_cut
+        return len(self.state_operators) + 2 if self.state_operators else self.num_past_cut
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -187,7 +187,8 @@ def export_lower(
     dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state, *rows)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("lower", program, config.written_below, config.written_below, config.linear_layers)
+    operators = () if config.linear is None else config.linear.operators * len(config.linear_layers)
+    return ExportedGraph("lower", program, config.written_below, config.written_below, operators)
 
 
 def export_upper(

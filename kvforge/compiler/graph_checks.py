@@ -204,7 +204,7 @@ def _check_sealing(
 
 def _check_states(graph: ExportedGraph, calls: list[tuple[Node, str]]) -> None:
     inputs = [str(name) for name in graph.program.graph_signature.user_inputs]
-    if broken := broken_state_rule(calls, inputs, len(graph.linear_layers)):
+    if broken := broken_state_rule(calls, inputs, graph.state_operators):
         node, rule = broken
         if node is None:
             raise BuildError(f"Graph {graph.name} {rule}.")

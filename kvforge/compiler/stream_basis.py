@@ -33,6 +33,7 @@ _READS = {
     "qkv": "input_norm",
     "q": "input_norm",
     "qkvz": "input_norm",
+    "bcx": "input_norm",
     "ba": "input_norm",
     "gate_up": "post_norm",
     "experts.router": "post_norm",

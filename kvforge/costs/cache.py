@@ -59,11 +59,11 @@ def kv_bytes(model: ModelConfig, kv_dtype: str, owners: tuple[int, ...] | None =
 
 
 def state_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return the bytes of one state of a sequence over all layers with linear attention, computed in ``dtype``."""
+    """Return the bytes of one state of a sequence over all layers that keep one, computed in ``dtype``."""
     if model.linear is None:
         return 0
-    conv, state = map(math.prod, model.linear.row_shapes)
-    each = conv * ELEMENT_BYTES[dtype] + state * ELEMENT_BYTES["float32"]
+    conv, *states = map(math.prod, model.linear.row_shapes)
+    each = conv * ELEMENT_BYTES[dtype] + sum(states) * ELEMENT_BYTES["float32"]
     return len(model.linear.layers) * each
 
 

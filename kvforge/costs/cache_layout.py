@@ -55,12 +55,12 @@ class CacheLayout:
         return [*elements, *([(slots, "float32")] * len(elements) if has_scales else [])]
 
     def linear_state(self, num_rows: int) -> list[Spec]:
-        """Return the tensors of each layer with linear attention: the inputs of its convolution and S, for so many
-        states (``model_defs.linear``); nothing without such layers."""
+        """Return the tensors of each layer that keeps a state, for so many states (``model_defs.state_layers``);
+        nothing without such layers."""
         if self.model.linear is None:
             return []
-        conv, state = self.model.linear.row_shapes
-        return [((num_rows, *conv), self.dtype), ((num_rows, *state), "float32")]
+        conv, *states = self.model.linear.row_shapes
+        return [((num_rows, *conv), self.dtype), *(((num_rows, *state), "float32") for state in states)]
 
     def state(self, rows: Mapping[str, int]) -> list[Spec]:
         """Return the tensors of ``state_pools``, for so many state ``pages``, ``sequences`` and pages of the

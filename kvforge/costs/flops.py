@@ -131,12 +131,10 @@ def _mlp(model: ModelConfig, layer: int) -> int:
 
 
 def _mixing(model: ModelConfig, layer: int, is_expanded: bool, keys: float) -> float:
-    """FLOPs by which one token meets those before it in a layer: ``keys`` of them, or a state, each of whose numbers
-    takes a product, the decay, and three multiply-adds: S'k, the update and S'q."""
+    """FLOPs by which one token meets those before it in a layer: ``keys`` of them, or a state."""
     if model.linear is None or not model.is_linear(layer):
         return _attention(model, layer, is_expanded) * keys
-    linear = model.linear
-    return 7 * linear.key_dim * linear.values_dim + 2 * linear.conv_width * linear.conv_channels
+    return model.linear.mixing_flops
 
 
 def _attention(model: ModelConfig, layer: int, is_expanded: bool) -> int:

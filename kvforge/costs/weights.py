@@ -62,17 +62,12 @@ def step_weights(model: ModelConfig, tokens: int | None = None) -> int:
 
 def query_weights(model: ModelConfig, layer: int) -> int:
     """Return the weights that make a layer's queries and gates, through a latent of their own where there is one; in
-    layers with linear attention all that reads the stream."""
+    layers that keep a state all that reads the stream."""
     if model.linear is not None and model.is_linear(layer):
-        return model.hidden_size * (_linear_rows(model) + 2 * model.linear.num_value_heads)
+        return model.hidden_size * (model.linear.rounded_rows + model.linear.exact_rows)
     rank = model.latent.query_rank if model.latent else None
     rows = model.projected_q_dim_of(layer)
     return model.hidden_size * rows if rank is None else rank * (model.hidden_size + model.q_dim)
-
-
-def _linear_rows(model: ModelConfig) -> int:
-    """Return the outputs of the projection of linear attention that is quantized with the others."""
-    return 0 if model.linear is None else model.linear.conv_channels + model.linear.values_dim
 
 
 def expansion_weights(model: ModelConfig) -> int:
@@ -106,9 +101,9 @@ def router_weights(model: ModelConfig) -> int:
 
 
 def _float_weights(model: ModelConfig) -> int:
-    """Return the weights of linear layers that are never quantized: routers, and the gates of linear attention."""
-    heads = model.linear.num_value_heads if model.linear is not None else 0
-    return router_weights(model) + len(model.linear_layers) * model.hidden_size * 2 * heads
+    """Return the weights of linear layers that are never quantized: routers, and gates of layers that keep a state."""
+    rows = 0 if model.linear is None else model.linear.exact_rows
+    return router_weights(model) + len(model.linear_layers) * model.hidden_size * rows
 
 
 def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
@@ -137,7 +132,7 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         mlps.append((count * routed, model.experts.intermediate_size))
         mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
     rank = model.latent.query_rank if model.latent else None
-    rows = _linear_rows(model)
+    rows = 0 if model.linear is None else model.linear.rounded_rows
     projected = [rows if model.is_linear(i) else rank or model.projected_q_dim_of(i) for i in layers]
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     single_input = model.upper_owners if model.is_swiftkv else ()

@@ -34,7 +34,7 @@ class Division:
             )
         if model.linear is not None:
             raise KvforgeError(
-                f"{self.name} has linear attention, which ranks do not divide; leave out --tensor-parallel-size."
+                f"{self.name} keeps states, which ranks do not divide; leave out --tensor-parallel-size."
             )
         if model.num_heads % size or (model.num_kv_heads % size and size % model.num_kv_heads):
             raise KvforgeError(

@@ -1,4 +1,4 @@
-"""ShortConv: the causal convolution over the last few tokens of a sequence, channel by channel, and its SiLU."""
+"""ShortConv: the causal convolution over the last few tokens of a sequence, channel by channel, and SiLU behind it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def _fake(x: Tensor, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=1,
+        version=2,
         writes=("conv_pool",),
         graphs=("lower",),
         # No contraction: the sums of a channel are then the same wherever its tokens stand.

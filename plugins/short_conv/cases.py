@@ -42,7 +42,7 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
     pool = poison((num_rows, width - 1, channels), dtype)
     kept = [row for row in read.tolist() if row >= 0]
     pool[kept] = torch.randn(len(kept), width - 1, channels, generator=gen).to(dtype)
-    return x, weight, starts, read, write, pool
+    return x, weight, starts, read, write, pool, rng.random() < 0.5
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

@@ -31,7 +31,7 @@ auto kernel() -> decltype(&isa_portable::convolve) {
 
 at::Tensor short_conv(
     const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& query_start_in,
-    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& conv_pool) {
+    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& conv_pool, bool activates) {
   check_float(kOp, "x", x_in, 2);
   check_float(kOp, "weight", weight_in, 2);
   check_float(kOp, "conv_pool", conv_pool, 3);
@@ -60,6 +60,7 @@ at::Tensor short_conv(
       .out = out.mutable_data_ptr(),
       .width = width,
       .channels = channels,
+      .activates = activates,
   };
   const auto convolve = kernel();
   const int64_t blocks = (channels + kConvBlock - 1) / kConvBlock;

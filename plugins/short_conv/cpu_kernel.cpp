@@ -45,7 +45,7 @@ void run(const ShortConv& a, int64_t sequence, int64_t first, float* scratch) {
         const int64_t row = place + 1 + j < width ? place + 1 + j : place + 1 + j - width;
         sum += load(ring + row * kConvBlock + c) * load(weight + j * kConvBlock + c);
       }
-      store(result + c, silu(sum));
+      store(result + c, a.activates ? silu(sum) : sum);
     }
     narrow(result, static_cast<Element*>(a.out) + t * a.channels + first, count);
     if (a.state_write[t] < 0) continue;

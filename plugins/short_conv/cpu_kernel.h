@@ -18,6 +18,7 @@ struct ShortConv {
   void* pool;  // [rows, width - 1, channels]
   void* out;  // [T, channels]
   int64_t width, channels;
+  bool activates;  // SiLU behind the sums
 };
 
 // Floats of scratch that a task needs.

@@ -5,10 +5,17 @@ from torch import Tensor
 
 
 def reference(
-    x: Tensor, weight: Tensor, query_start: Tensor, state_read: Tensor, state_write: Tensor, conv_pool: Tensor
+    x: Tensor,
+    weight: Tensor,
+    query_start: Tensor,
+    state_read: Tensor,
+    state_write: Tensor,
+    conv_pool: Tensor,
+    activates: bool = True,
 ) -> Tensor:
-    """Returns SiLU(sum over j of weight[j] * input j) [T, C] in x's dtype for T packed tokens of S sequences, where the
-    W inputs of a token are the rows of x of the last W tokens of its sequence, oldest first, its own last.
+    """Returns sums over j of weight[j] * input j [T, C] in x's dtype for T packed tokens of S sequences, where the W
+    inputs of a token are the rows of x of the last W tokens of its sequence, oldest first, its own last; SiLU of these
+    sums where it ``activates``.
 
     x: [T, C] bfloat16 or float32, rows may be strided; weight: [W, C] in x's dtype, W >= 2. query_start: [S+1] int32,
     where each sequence's tokens begin. conv_pool: [rows, W-1, C] in x's dtype, a row for each state: the inputs of the
@@ -28,7 +35,7 @@ def reference(
             total = torch.zeros_like(window[0])
             for row, gains in zip(window, weight.float(), strict=True):
                 total = total + row * gains
-            out[token] = (total * torch.sigmoid(total)).to(x.dtype)
+            out[token] = (total * torch.sigmoid(total) if activates else total).to(x.dtype)
             if state_write[token] >= 0:
                 conv_pool[state_write[token]] = inputs[token - start + 1 : token - start + width]
     return out

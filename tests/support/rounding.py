@@ -71,8 +71,7 @@ def layer_terms(config: ModelConfig, tokens: int) -> int:
     norms = 2 * config.hidden_size + (config.head_dim if config.qk_norm else 0)
     attention = config.hidden_size + config.head_dim + 2 * tokens + config.num_heads * config.head_dim
     if (linear := config.linear) is not None:
-        recurrence = linear.conv_width + 3 * linear.key_dim + 2 * tokens + linear.value_dim + linear.values_dim
-        attention = max(attention, config.hidden_size + recurrence)
+        attention = max(attention, config.hidden_size + linear.sum_terms + 2 * tokens + linear.result_dim)
     return norms + attention + config.hidden_size + config.intermediate_size
 
 

@@ -111,7 +111,7 @@ def check_all_layers(path: Path, weights: str) -> None:
     rows = normed * read("layers.0.input_norm.weight") if config.pre_norms else stream
     rounding = {"int8": round_to_bytes_by_inputs, "int4": round_by_inputs}.get(weights)
     if rounding is not None:
-        first = "layers.0.qkvz" if config.is_linear(0) else "layers.0.qkv"
+        first = next(name for name in ("layers.0.qkvz", "layers.0.bcx", "layers.0.qkv") if f"{name}.weight" in specs)
         codes = rounding(read(f"{first}.weight"), rows.T @ rows)
         want = pack_codes(codes)
         same = (found[first]["packed"] == want[0]).float().mean()

@@ -31,9 +31,9 @@ from tests.support.rounding import assert_near, config_of, model_error, rounded_
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
-NEXT, DENSE, MOE = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+NEXT, DENSE, MOE, LFM = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2"
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128)
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 48}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "as published, by key head": (NEXT, {}),
@@ -60,6 +60,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"mlp_only_layers": [0], "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
     ),
     "no linear attention at all": (DENSE, {"layer_types": [FULL] * 5}),
+    "gated convolutions": (LFM, {}),
+    "longer ones, not tied": (
+        LFM,
+        {"conv_L_cache": 5, "tie_word_embeddings": False, "layer_types": None, "full_attn_idxs": [1, 4]},
+    ),
+    "an MLP whose size is adjusted": (LFM, {"block_auto_adjust_ff_dim": True, "block_multiple_of": 24}),
 }
 
 
@@ -85,7 +91,7 @@ def test_graphs_and_reference_equal_transformers(case: str, tmp_path: Path) -> N
         assert_near(logits(path, tokens, chunk), expected, rounding, chunk)
 
 
-@pytest.mark.parametrize("family", [NEXT, DENSE, MOE])
+@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM])
 def test_the_reference_is_transformers_in_float64(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both with every float32 of theirs as float64, so that nothing but the formulas is compared."""
     path = make_checkpoint(tmp_path / "c", family)
@@ -206,7 +212,9 @@ def test_a_plan_counts_states_and_has_no_cut() -> None:
     free = (200 - 0.25) * 2**30 - plan["variants"][0]["weight_bytes"]
     assert state == state_bytes(config, "bfloat16") > 1024 * kv_bytes(config, "bfloat16")
     assert plan["capacity"][0]["variants"][0]["requests"] == free // (state + 1024 * 24576)
-    with pytest.raises(KvforgeError, match="m: Linear attention is not supported in this model: prompt tokens skip"):
+    with pytest.raises(
+        KvforgeError, match="m: Layers that keep a state are not supported in this model: prompt tokens skip"
+    ):
         list_variants("m", config, (24,), (1,), ["bfloat16"], False)
 
 
@@ -322,7 +330,7 @@ def test_unsupported_configurations_are_refused(fields: dict[str, Any], message:
     ],
 )
 def test_a_model_that_cannot_have_it_is_refused(changes: dict[str, Any], reason: str, model: ModelConfig) -> None:
-    with pytest.raises(ModelError, match=f"Linear attention is not supported in this model: {reason}"):
+    with pytest.raises(ModelError, match=f"Layers that keep a state are not supported in this model: {reason}"):
         dataclasses.replace(model, **changes)
 
 

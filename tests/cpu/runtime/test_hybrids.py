@@ -15,7 +15,7 @@ from tests.support.models.logits import transformers_logits
 from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, model_error
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -77,6 +77,8 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         below = fields["num_hidden_layers"] - 1
         kinds = None if below >= 3 else ["linear_attention"] * below + ["full_attention"]
         return {"layer_types": kinds}  # by default every fourth layer has K and V
+    if "conv_L_cache" in families()[family].reads:
+        return {"layer_types": None, "full_attn_idxs": [fields["num_hidden_layers"] - 1]}
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {

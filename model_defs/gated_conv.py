@@ -1,0 +1,48 @@
+"""The sizes of gated short convolutions in place of attention (LFM2), and of their state."""
+
+from dataclasses import dataclass
+
+from model_defs.errors import ModelError
+from model_defs.state_layers import MAX_STATE, StateLayers
+
+
+@dataclass(frozen=True)
+class GatedConv(StateLayers):
+    """``layers``, ascending, keep no K and V of their tokens but a state of each sequence (``StateLayers``): three
+    projections b, c and x of ``channels`` each, and the result c * conv(b * x), where conv is causal, over the last
+    ``conv_width`` tokens, channel by channel. The pool is of b * x of the last ``conv_width - 1`` tokens."""
+
+    layers: tuple[int, ...]
+    channels: int
+    conv_width: int
+
+    def __post_init__(self) -> None:
+        self.check_layers()
+        if self.conv_width < 2:
+            raise ModelError(f"conv_L_cache is {self.conv_width}; it must be at least 2.")
+        if self.channels < 1 or (self.conv_width - 1) * self.channels > MAX_STATE:
+            raise ModelError(f"A state of convolutions has more than {MAX_STATE} numbers; config.json is damaged.")
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return ("short_conv",)
+
+    @property
+    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.conv_width - 1, self.channels),)
+
+    @property
+    def result_dim(self) -> int:
+        return self.channels
+
+    @property
+    def rounded_rows(self) -> int:
+        return 3 * self.channels
+
+    @property
+    def mixing_flops(self) -> int:
+        return (2 * self.conv_width + 2) * self.channels
+
+    @property
+    def sum_terms(self) -> int:
+        return self.conv_width

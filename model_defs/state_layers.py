@@ -1,0 +1,73 @@
+"""Layers that keep a state of a sequence, of one size at any length, in place of K and V: what all kinds have."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TypeVar
+
+from model_defs.errors import ModelError
+
+Kind = TypeVar("Kind", bound="StateLayers")
+MAX_STATE = 2**24
+"""Of a layer's state, in numbers of one sequence: eight times that of the largest published model."""
+
+
+class StateLayers(ABC):
+    """``layers``, ascending, keep a state of each sequence; a kind is a frozen dataclass with the sizes of one layer.
+
+    The state of a layer is in pools of one row for each state that is kept, whose shapes ``row_shapes`` has. The first
+    has what the convolution reads of the last tokens, oldest first, in the dtype of the model; others are in float32.
+    The lower graph of a model without a cut takes the pools of each layer, in order of the layers, behind those of K
+    and V, and then two inputs more, its last; the upper graph takes none of these:
+
+    - ``state_read`` int32 ``[S]``: the row that each sequence of the step goes on from, -1 at its start;
+    - ``state_write`` int32 ``[T]``: the row that the state after each packed token goes to, -1 for none.
+
+    In a step no row is written twice, and none is read by one sequence and written by another.
+    """
+
+    layers: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def operators(self) -> tuple[str, ...]:
+        """The operators of a layer on its pools, one on each, in order."""
+
+    @property
+    @abstractmethod
+    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of a row of each pool."""
+
+    @property
+    @abstractmethod
+    def result_dim(self) -> int:
+        """Numbers of one token that go into the layer's output projection."""
+
+    @property
+    @abstractmethod
+    def rounded_rows(self) -> int:
+        """Outputs of the projections of the stream that are quantized with others."""
+
+    @property
+    def exact_rows(self) -> int:
+        """Outputs of those that never are."""
+        return 0
+
+    @property
+    @abstractmethod
+    def mixing_flops(self) -> int:
+        """FLOPs by which one token meets the state."""
+
+    @property
+    @abstractmethod
+    def sum_terms(self) -> int:
+        """Terms of the sums on the longest path from the projections to the result, of one token."""
+
+    def first_layers(self: Kind, count: int) -> Kind | None:
+        """Return the same of the first ``count`` layers; None where none of them keeps a state."""
+        layers = tuple(layer for layer in self.layers if layer < count)
+        return replace(self, layers=layers) if layers else None  # type: ignore[type-var]
+
+    def check_layers(self) -> None:
+        """Raise ModelError unless ``layers`` are named once each, in order."""
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ModelError("The layers that keep a state must be named once each, in order.")
