@@ -2,10 +2,10 @@
 
     python -m perf.engine.published_shapes --folder NEW_DIR [--models SmolLM3-3B ...] [--layers 4] [--output OUTPUT]
 
-Each has a cut at half of its layers with groups of two where there are enough. A prompt of 300 tokens is answered by
-the engine in process and through `ensemble` of a server: the texts must be equal. Bytes of the plan stand beside those
-of the engine, which on target cpu holds a tied head twice: as it is looked up, and packed. Everything of a model is
-removed before the next.
+Each has a cut at half of its layers with groups of two where there are enough, but for those whose layers keep a state.
+A prompt of 300 tokens is answered by the engine in process and through `ensemble` of a server: the texts must be equal.
+Bytes of the plan stand beside those of the engine, which on target cpu holds a tied head twice: as it is looked up, and
+packed. Everything of a model is removed before the next.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from kvforge.planning.load import load_subject
 from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from model_defs import load_config
 from perf.harness.experiment import Experiment, Row, chosen, number, output, place, ratio
 from perf.harness.published_shapes import PUBLISHED, first_layers
 from perf.harness.random_checkpoint import write_checkpoint
@@ -61,10 +62,10 @@ def served(engine: Path, prompt: str) -> str:
 def measure_one(name: str, args: argparse.Namespace) -> Row:
     """Return the row of one model."""
     folder = args.folder.absolute() / name
-    cut = args.layers // 2 if args.layers > 1 else None
-    checkpoint = write_checkpoint(
-        folder / "checkpoint", first_layers(name, args.layers), cut, 2 if args.layers > 3 else 1
-    )
+    config = first_layers(name, args.layers)
+    may_have_cut = args.layers > 1 and load_config(config).linear is None
+    cut, group_size = (args.layers // 2, 2 if args.layers > 3 else 1) if may_have_cut else (None, 1)
+    checkpoint = write_checkpoint(folder / "checkpoint", config, cut, group_size)
     plan, engine, start = planned(checkpoint), folder / "engine", time.perf_counter()
     build_engine(checkpoint, engine, BuildOptions(max_seq_len=2048))
     build_s, manifest = time.perf_counter() - start, load_manifest(engine)

@@ -75,16 +75,39 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
             "mscale": 1.0, "mscale_all_dim": 1.0,
         },
     },
+    "Qwen3-Next-80B-A3B": {
+        "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+        "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "max_position_embeddings": 262144, "rope_theta": 10000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    },
+    "LFM2-1.2B": {
+        "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "conv_L_cache": 3, "conv_bias": False, "max_position_embeddings": 128000, "rope_theta": 1000000.0,
+        "norm_eps": 1e-5, "tie_embedding": True,
+    },
 }  # fmt: skip
+
+FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
+    "DeepSeek-V3": {"n_routed_experts": 32},
+    "Qwen3-Next-80B-A3B": {"num_experts": 64},
+}
+"""In place of 256 and 512, which are 2.8 and 3.0 GiB a layer."""
 
 
 def first_layers(name: str, num_layers: int) -> dict[str, Any]:
-    """Return the config of the first layers of a model, DeepSeek-V3's with 32 of its 256 experts, which are 2.8 GiB a
-    layer."""
+    """Return the config of the first layers of a model, with ``FEWER_EXPERTS``."""
     config = {**PUBLISHED[name], "num_hidden_layers": num_layers}
     for key in ("layer_types", "no_rope_layers"):
         if key in config:
             config[key] = config[key][:num_layers]
     if name == "DeepSeek-V3":
-        config |= {"n_routed_experts": 32, "first_k_dense_replace": min(2, num_layers - 1)}
-    return config
+        config["first_k_dense_replace"] = min(2, num_layers - 1)
+    if "full_attn_idxs" in config:
+        config["full_attn_idxs"] = [layer for layer in config["full_attn_idxs"] if layer < num_layers]
+    return config | FEWER_EXPERTS.get(name, {})
