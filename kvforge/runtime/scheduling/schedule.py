@@ -18,7 +18,7 @@ class Schedule:
     their first transition, the probe with this number. ``predictions`` are prompts of which an auxiliary model runs
     over the next tokens, before the model itself computes anything; where it then has the whole prompt, the runner may
     note the ``importance`` of each of its tokens. While sequences are admitted, ``num_reserved`` pages are kept for
-    those that run.
+    those that run. Unless the step ``notes_decodes``, a draft head notes prompts alone.
     """
 
     budget: int
@@ -32,6 +32,7 @@ class Schedule:
     importance: dict[Sequence, list[float]] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
+    notes_decodes: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills or self.probes or self.predictions)
