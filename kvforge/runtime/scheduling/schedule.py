@@ -19,7 +19,7 @@ class Schedule:
     over the next tokens, before the model itself computes anything; where it then has the whole prompt, the runner may
     note the ``importance`` of each of its tokens. ``state_writes`` are rows for the states behind some of a chunk's
     tokens and drafts, by their place in it. While sequences are admitted, ``num_reserved`` pages are kept for those
-    that run.
+    that run. Unless the step ``notes_decodes``, a draft head notes prompts alone.
     """
 
     budget: int
@@ -34,6 +34,7 @@ class Schedule:
     state_writes: dict[Sequence, dict[int, int]] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
+    notes_decodes: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills or self.probes or self.predictions)

@@ -111,7 +111,9 @@ class Drafting(NoDrafting):
             self._rest = min(self._num_idle // IDLE, MAX_REST)
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
-        """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims."""
+        """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims. Where
+        none were looked for, nothing is noted to draft from: so plain steps are measured without."""
+        plan.notes_decodes = self._was_tried
         self.probs.clear()
         if self._drafts:
             for sequence, draft in self._drafts.items():

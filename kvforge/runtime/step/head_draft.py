@@ -4,8 +4,9 @@ The head has K and V of *entries*: one of a token whose hidden states are known 
 pages of the sequence, in a pool of the head's own, so that sequences share them as they share prefixes. Where the head
 reads nothing above the cut, every token has an entry, at its own place. Otherwise only survivors do: the entries of a
 sequence then begin with its first survivor and are packed into its pages from the one of the token behind that, which
-no other sequence has. An entry that is not written, or whose page another sequence has with another next token, costs
-accuracy of drafts, never of tokens.
+no other sequence has. While drafting does not pay, tokens that are generated get no entries; those of later tokens
+follow the last ones without a gap, at their true positions. An entry that is not written, or whose page another
+sequence has with another next token, costs accuracy of drafts, never of tokens.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,10 @@ class _Waiting:
     """Hidden states of a sequence's newest tokens, whose entries are not written: from position ``first`` on. Those of
     drafts that were not accepted are at its end until the next step."""
 
+    page: int
+    """The sequence's page that its entries begin in."""
     base: int
-    """The position of the entry that is the first in the pages."""
+    """What an entry's position is before its place in the pages."""
     first: int
     end: int
     """The position behind them."""
@@ -50,6 +53,11 @@ class _Waiting:
             count -= len(part)
         self.states, self.end = kept, max(end, self.first)
 
+    def skip(self, start: int) -> None:
+        """Go on at position ``start``; nothing may wait."""
+        self.base += start - self.first
+        self.first = self.end = start
+
     def add(self, states: torch.Tensor) -> None:
         """Note what follows."""
         self.states.append(states)
@@ -61,6 +69,7 @@ class _Entries:
     """Entries of one sequence to be written: tokens, hidden states and positions; and whether a draft follows."""
 
     sequence: Sequence
+    page: int
     base: int
     positions: np.ndarray
     tokens: np.ndarray
@@ -87,7 +96,8 @@ class HeadDraft:
 
     def draft(self, plan: Schedule, slots: SlotTable) -> None:
         """Draft for the sequences of ``plan.draft_limits``, whose last token alone is not computed."""
-        limits = {s: count for s, count in plan.draft_limits.items() if s in self._waiting}
+        waiting = self._waiting
+        limits = {s: n for s, n in plan.draft_limits.items() if s in waiting and waiting[s].end >= s.num_computed}
         passes = [found for s in limits if (found := self._take(s, s.num_computed, True)) is not None]
         drafts: dict[Sequence, list[int]] = {entries.sequence: [] for entries in passes}
         while passes:
@@ -108,7 +118,8 @@ class HeadDraft:
         plan.decodes, plan.prefills = _with_drafts_as_chunks(plan)
 
     def note(self, plan: Schedule, batch: StepBatch, states: torch.Tensor, slots: SlotTable) -> None:
-        """Note the hidden states of a step, before its tokens are known, and write the entries whose next token is.
+        """Note the hidden states of a step, before its tokens are known, and write the entries whose next token is:
+        of prompts, and where the plan ``notes_decodes`` of all tokens.
 
         Args:
             states: [T, H] of all packed tokens, or [R, H] of the survivors where the head ``reads_above``.
@@ -116,18 +127,29 @@ class HeadDraft:
         sequences = plan.sequences
         if len(self._waiting) > len(sequences):
             self._waiting = {s: each for s, each in self._waiting.items() if s.status is Status.RUNNING}
+        for sequence in sequences:
+            if (waiting := self._waiting.get(sequence)) is not None:
+                waiting.keep(sequence.num_computed)
+        noted = [plan.notes_decodes or s.num_computed < s.num_prompt_tokens for s in sequences]
+        if not any(noted):
+            return
         starts_of_all = batch.lower.query_start.tolist()
         begins = starts_of_all if self._of_all else batch.survivor_start.tolist()
         states = states.clone()  # sessions may leave every result in the same place
         due = list[_Entries]()
         for row, sequence in enumerate(sequences):
+            if not noted[row]:
+                continue
             computed, count = sequence.num_computed, begins[row + 1] - begins[row]
             start = computed + starts_of_all[row + 1] - starts_of_all[row] - count
             waiting = self._waiting.get(sequence)
-            if waiting is not None:
-                waiting.keep(computed)
-            if waiting is None or waiting.end != start or waiting.first > computed:
-                waiting = self._waiting[sequence] = _Waiting(0 if self._of_all else start, start, start)
+            if waiting is None or waiting.first > computed:
+                page, base = (0, 0) if self._of_all else ((start + 1) // self._page_size, start)
+                waiting = self._waiting[sequence] = _Waiting(page, base, start, start)
+            elif waiting.end < start:
+                left = self._take(sequence, waiting.end, False)
+                due += [] if left is None else [left]
+                waiting.skip(start)
             if not count:
                 continue
             waiting.add(states[begins[row] : begins[row + 1]])
@@ -148,7 +170,8 @@ class HeadDraft:
         positions = np.arange(waiting.first, waiting.first + count, dtype=np.int32)
         waiting.first += count
         waiting.states = [states[count:]] if len(states) > count else []
-        return _Entries(sequence, waiting.base, positions, sequence.tokens[positions + 1], states[:count], is_wanted)
+        tokens = sequence.tokens[positions + 1]
+        return _Entries(sequence, waiting.page, waiting.base, positions, tokens, states[:count], is_wanted)
 
     def _run(self, passes: list[_Entries], slots: SlotTable) -> tuple[list[int], torch.Tensor]:
         """Write entries; returns the next token and the hidden state [R, H] of the last one of each sequence of which
@@ -156,8 +179,7 @@ class HeadDraft:
         size = self._page_size
         tables, mapping, lengths = list[np.ndarray](), list[np.ndarray](), list[int]()
         for entries in passes:
-            first = 0 if self._of_all else (entries.base + 1) // size
-            table = slots.page_table[entries.sequence.slot, first:]
+            table = slots.page_table[entries.sequence.slot, entries.page :]
             places = entries.positions - entries.base
             tables.append(table)
             mapping.append(table[places // size] * size + places % size)

@@ -122,27 +122,31 @@ class ReferenceHead:
         shared = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
         self.table = self.weights.get("embed_tokens.weight", shared)
 
-    def draft(self, tokens: list[int], states: Tensor, count: int, first: int = 0) -> list[int]:
+    def draft(
+        self, tokens: list[int], states: Tensor, count: int, first: int = 0, kept: list[int] | None = None
+    ) -> list[int]:
         """Return ``count`` drafts behind ``tokens``, of which all but the last have ``states`` ``[T - 1, 3 hidden]``;
-        the entries are those of tokens from ``first`` on."""
-        hidden = self._linear(states[first:], "fc")
+        the entries are those of tokens from ``first`` on, or of the positions ``kept``."""
+        kept = list(range(first, len(tokens) - 1)) if kept is None else kept
+        hidden = self._linear(states[kept], "fc")
         drafts: list[int] = []
         added = self.weights.get("d2t")
         for _ in range(count):
-            output = self._layer((tokens + drafts)[first + 1 :], hidden, first)
+            places = kept + list(range(len(tokens) - 1, len(tokens) + len(drafts) - 1))
+            output = self._layer([(tokens + drafts)[place + 1] for place in places], hidden, torch.tensor(places))
             best = int((self._norm(output[-1], "norm") @ self.weights["lm_head.weight"].T).argmax())
             drafts.append(best if added is None else best + int(added[best]))
             hidden = torch.cat((hidden, output[-1:]))
         return drafts
 
-    def _layer(self, ids: list[int], hidden: Tensor, first: int) -> Tensor:
+    def _layer(self, ids: list[int], hidden: Tensor, positions: Tensor) -> Tensor:
         normed = self._norm(hidden, "midlayer.hidden_norm")
         x = torch.cat((self._norm(self.table[ids], "midlayer.input_layernorm"), normed), dim=-1)
         stream = normed if self.config.get("norm_before_residual") else hidden
         count, dim = len(ids), self.config["head_dim"]
         q, k, v = (self._linear(x, f"midlayer.self_attn.{one}_proj").view(count, -1, dim) for one in "qkv")
         angles = torch.outer(
-            torch.arange(first, first + count).float(),
+            positions.float(),
             self.config["rope_theta"] ** (-torch.arange(0, dim, 2).float() / dim),
         ).repeat(1, 2)[:, None]
         q, k = (each * angles.cos() + _half_turned(each) * angles.sin() for each in (q, k))
