@@ -199,6 +199,8 @@ def test_memory_is_divided():
     with pytest.raises(EngineError, match="num_snapshots is 100, but beside one sequence the KV cache holds 55"):
         resolve_config(manifest, 0, kv_cache_gib=6000 / 2**30, num_snapshots=100)
     large = StatefulSession(linear=LARGE).manifest
+    assert resolve_config(large, 40000).max_num_seqs == 6, "half of 0.8 of the memory"
+    assert resolve_config(large, 50000).max_num_seqs == 8, "more than a quarter, for states"
     config = resolve_config(large, 0, kv_cache_gib=20000 / 2**30)
     assert (config.max_num_seqs, config.num_snapshots, config.snapshot_every) == (4, 0, 0)
     with pytest.raises(EngineError, match="holds 16 tokens, but one sequence of 128 tokens needs"):
