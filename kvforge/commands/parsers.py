@@ -100,6 +100,15 @@ def add_always_on(exclusive: argparse._ActionsContainer, parser: argparse._Actio
         place.add_argument(name, action="store_true", dest="always_on", help=argparse.SUPPRESS)
 
 
+def add_calibration(parser: argparse.ArgumentParser, use: str, num_samples: int) -> None:
+    """Declare --calibration, a text of which ``use`` says what for, and how much of it is read."""
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help=f"UTF-8 text to {use} (default: generated text)"
+    )
+    parser.add_argument("--num-samples", type=int, default=num_samples, metavar="N", help="sequences of it")
+    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+
+
 def add_force(parser: argparse.ArgumentParser, note: str = "") -> None:
     """Declare --force of a command that writes a checkpoint; ``note`` says what it leaves as it is."""
     parser.add_argument(

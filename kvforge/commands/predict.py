@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
+from kvforge.commands.parsers import add_calibration, add_checkpoint, add_command, add_force, checkpoint_of, display_of
 from kvforge.commands.training_options import LOOP, add_run, add_targets, given
 
 _LOOP = {
@@ -75,11 +75,7 @@ def _add_scorer(parts: argparse._SubParsersAction) -> None:
     add_checkpoint(scorer, "source", metavar="CHECKPOINT", help="Hugging Face-format directory, plain or SwiftKV")
     scorer.add_argument("-o", "--output", type=Path, required=True, help="directory to write the scorer to")
     scorer.add_argument("--hidden-units", type=int, default=0, metavar="N", help="of its hidden layer; 0: linear")
-    scorer.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to be scored (default: generated text)"
-    )
-    scorer.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences of it")
-    scorer.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_calibration(scorer, "be scored", 128)
     add_run(scorer, _SCORER_LOOP)
     add_force(scorer, "; a run in --work is continued all the same")
     scorer.add_argument("--json", action="store_true", help="print what was written as JSON")
@@ -148,11 +144,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
     training.add_argument("--kv-weight", type=float, default=1.0, metavar="X", help="of the L1 errors of K and V")
     training.add_argument("--qk-weight", type=float, default=1.0, metavar="X", help="of the squared errors of scores")
     training.add_argument("--ridge", type=float, default=1e-3, metavar="LAMBDA", help="regulariser of the fitted maps")
-    training.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to fit the maps on (default: generated text)"
-    )
-    training.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
-    training.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence of it")
+    add_calibration(training, "fit the maps on", 64)
     add_run(training, _LOOP)
     add_force(training, "; a run in --work is continued all the same, and one that is done is only written again")
     training.add_argument("--json", action="store_true", help="print what was written as JSON")

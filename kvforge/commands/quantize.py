@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
+from kvforge.commands.parsers import add_calibration, add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,11 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         required=True,
         help="fp8: weights and KV cache; fp8-kv: the KV cache only, weights unchanged; int4: weights in 4 bits (GPTQ)",
     )
-    parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to calibrate with (default: generated text)"
-    )
-    parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences to calibrate with")
-    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_calibration(parser, "calibrate with", 128)
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)

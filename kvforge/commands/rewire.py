@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvforge.commands.cut_options import add_num_anchors, anchors_of
-from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
+from kvforge.commands.parsers import add_calibration, add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -65,11 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--drop-teacher", action="store_true", help="leave out q, k and v of the layers above the cut")
     parser.add_argument("--early-exit", action="store_true", help="add a norm and an LM head at the cut")
-    parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to measure and fit on (default: generated text)"
-    )
-    parser.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
-    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_calibration(parser, "measure and fit on", 64)
     parser.add_argument(
         "--quality-budget",
         type=float,

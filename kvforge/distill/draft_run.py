@@ -21,10 +21,11 @@ from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.staging import staging_directory
 from kvforge.distill.config import DistillConfig
-from kvforge.distill.data import DataReport, load_data
+from kvforge.distill.data import load_data
 from kvforge.distill.draft_module import DraftModule
-from kvforge.distill.draft_trainer import DraftProgress, DraftTrainee, train_head
+from kvforge.distill.draft_trainer import DraftTrainee, train_head
 from kvforge.distill.export import MAX_SHARD_BYTES
+from kvforge.distill.loop import RunSummary
 from kvforge.distill.packing import DataSettings, PackedData
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
@@ -35,19 +36,11 @@ MOST_TOKENS = 32000
 
 
 @dataclass(frozen=True)
-class HeadSummary:
-    """What was written: the head ``output``, which reads the streams that enter ``layers`` and drafts ``draft_vocab``
-    tokens, and in ``work`` the log. ``metrics`` is the last step's line of the log."""
+class HeadSummary(RunSummary):
+    """The head ``output`` reads the streams that enter ``layers`` and drafts ``draft_vocab`` tokens."""
 
-    output: str
-    work: str
     layers: tuple[int, ...]
     draft_vocab: int
-    steps: int
-    tokens: int
-    seconds: float
-    metrics: dict[str, float]
-    data: DataReport
 
 
 def layers_of(config: ModelConfig) -> tuple[int, int, int]:
@@ -98,7 +91,7 @@ def train_draft_head(
     with staging_directory(dst, replace=overwrite) as staging:
         dtype = DTYPES[checkpoint.dtype("model.embed_tokens.weight")]
         write_head(staging, trainee.module, head, token_of, sizes, dtype)
-    return _summary(dst, work, head, state, report)
+    return HeadSummary.of(dst, work, state, report, layers=head.layers, draft_vocab=head.draft_vocab)
 
 
 def head_for(config: ModelConfig, draft_vocab: int) -> DraftHead:
@@ -173,17 +166,3 @@ def _most_frequent(data: PackedData, vocab_size: int, count: int) -> Tensor:
         ids = batch.input_ids[(batch.segments < padding) | (batch.weight > 0)]
         counts += torch.bincount(ids, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:count].sort().values.int()
-
-
-def _summary(dst: Path, work: Path, head: DraftHead, state: DraftProgress, report: DataReport) -> HeadSummary:
-    return HeadSummary(
-        output=str(dst),
-        work=str(work),
-        layers=head.layers,
-        draft_vocab=head.draft_vocab,
-        steps=state.step,
-        tokens=state.tokens,
-        seconds=state.seconds,
-        metrics=state.metrics,
-        data=report,
-    )

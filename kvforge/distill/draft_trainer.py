@@ -1,27 +1,20 @@
 """The training loop of a draft head, resumable: distillation's packing, rates and states around other sums."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kvforge.common.errors import KvforgeError
-from kvforge.distill import step_log, world
+from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.draft_module import DraftModule, down
-from kvforge.distill.learning_schedule import learning_rate, share, step_indices
 from kvforge.distill.lock import locked
-from kvforge.distill.loop import problem_of, take_steps, update
+from kvforge.distill.loop import Progress, SequenceRun, take_steps
 from kvforge.distill.loss import divergence
 from kvforge.distill.packing import Batch, PackedData
-from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
-from kvforge.distill.train import make_optimizer
 from kvforge.distill.trained_parameters import fingerprint
 from kvforge.swiftkv import Layout, SwiftKVForCausalLM, make_layout
 from model_defs.draft_head import DraftHead
@@ -32,17 +25,6 @@ DECAY = 0.8
 """What a pass counts beside the one before it."""
 COLUMNS = ("step", "tokens", "seconds", "lr", "loss", "agreement", "last_agreement", "grad_norm")
 SUMS = ("loss", "agreement", "weight", "last_agreement", "last_weight")
-
-
-@dataclass
-class DraftProgress:
-    """Where a run stands; ``metrics`` is the last line of the log."""
-
-    step: int = 0
-    total_steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class DraftTrainee(nn.Module):
@@ -126,7 +108,7 @@ def train_head(
     progress: bool = True,
     stop_after: int | None = None,
     on_step: Callable[[Mapping[str, float]], object] = lambda row: None,
-) -> DraftProgress:
+) -> Progress:
     """Train ``trainee.module`` in place, in one process; continue the run in ``work`` if there is one, as ``distill``.
 
     Raises:
@@ -143,36 +125,24 @@ def train_head(
         return run.progress
 
 
-class _HeadRun:
+class _HeadRun(SequenceRun[Progress]):
+    columns = COLUMNS
+
     def __init__(self, trainee: DraftTrainee, data: PackedData, work: Path) -> None:
-        self.trainee, self.data, self.work, self.config = trainee, data, work, trainee.config
-        head = dataclasses.asdict(trainee.head)
-        self.identity: dict[str, Any] = self.config.identity() | {"head": head, "tokens": trainee.token_of.tolist()}
-        self.identity |= {"data": data.digest, "teacher": fingerprint(trainee.target, only_teacher=False)}
-        self.trained = dict(trainee.module.named_parameters())
-        self.optimizer = make_optimizer(self.config, self.trained)
-        self.order = functools.lru_cache(maxsize=2)(data.epoch_order)
-        state = load_state(work / STATE_FILE, self.identity)
-        step = state["progress"]["step"] if state else 0
-        step_log.cut_after(work / step_log.METRICS_FILE, step, COLUMNS)
-        self.progress = DraftProgress(total_steps=self.config.total_steps(data.num_sequences))
-        if state is not None:
-            restore(self.trained, self.optimizer, state, step)
-            self.progress = DraftProgress(**state["progress"])
+        self.trainee = trainee
+        identity = trainee.config.identity() | {
+            "head": dataclasses.asdict(trainee.head),
+            "tokens": trainee.token_of.tolist(),
+            "teacher": fingerprint(trainee.target, only_teacher=False),
+        }
+        trained = dict(trainee.module.named_parameters())
+        super().__init__(trainee.config, work, trained, identity, Progress(), data)
 
     def step(self) -> dict[str, float]:
         """Do one optimizer step; returns its line of the log."""
         started = time.perf_counter()
-        config, progress = self.config, self.progress
-        indices = step_indices(self.order, config.seed, self.data.num_sequences, config.batch_size, progress.step)
-        batches = [self.data.batch(part) for part in share(indices, 0, 1, config.micro_batch)]
-        total = sum(float(batch.weight.sum()) for batch in batches)
-        if total == 0:
-            raise KvforgeError(
-                f"The sequences of step {progress.step + 1} hold no token with a weight; raise --batch-size, or give "
-                "data with answers in every sample."
-            )
-        sums = torch.zeros(len(SUMS), device=self.trainee.token_of.device)
+        batches, total = self.batches()
+        sums = torch.zeros(len(SUMS), device=self.device)
         for batch in batches:
             part = self.trainee(batch)
             (part[0] / total).backward()
@@ -182,21 +152,6 @@ class _HeadRun:
             "loss": values["loss"] / total,
             "agreement": values["agreement"] / max(values["weight"], 1e-9),
             "last_agreement": values["last_agreement"] / max(values["last_weight"], 1e-9),
-            "grad_norm": float(nn.utils.clip_grad_norm_(list(self.trained.values()), config.clip_norm)),
+            "grad_norm": float(nn.utils.clip_grad_norm_(list(self.trained.values()), self.config.clip_norm)),
         }
-        problem = problem_of(row, progress.step + 1, self.work)
-        if problem is not None:
-            raise KvforgeError(problem)
-        rate = learning_rate(config, progress.step, progress.total_steps)
-        update(self.optimizer, rate)
-        progress.step += 1
-        progress.tokens += config.batch_size * self.data.length
-        progress.seconds += time.perf_counter() - started
-        row |= {"step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds, "lr": rate}
-        progress.metrics = row
-        step_log.append(self.work / step_log.METRICS_FILE, row, COLUMNS)
-        return row
-
-    def save(self) -> None:
-        """Write the state."""
-        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)
+        return self.finish_step(row, started)

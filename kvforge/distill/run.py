@@ -17,10 +17,11 @@ from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import DataReport, load_data
 from kvforge.distill.export import export_checkpoint
+from kvforge.distill.loop import Progress, RunSummary
 from kvforge.distill.packing import DataSettings
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.step_log import METRICS_FILE
-from kvforge.distill.train import Progress, distill
+from kvforge.distill.train import distill
 from kvforge.distill.trained_parameters import fingerprint, is_trained
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
@@ -30,18 +31,10 @@ PLOT_FILE = "metrics.svg"
 
 
 @dataclass(frozen=True)
-class DistillSummary:
-    """What was written: the checkpoint ``output``, and in ``work`` the log and its ``plot`` (None without
-    matplotlib). ``metrics`` is the last step's line of the log."""
+class DistillSummary(RunSummary):
+    """The checkpoint ``output``; ``work`` has the ``plot`` of the log, too (None without matplotlib)."""
 
-    output: str
-    work: str
     plot: str | None
-    steps: int
-    tokens: int
-    seconds: float
-    metrics: dict[str, float]
-    data: DataReport
 
 
 def distill_checkpoint(
@@ -173,13 +166,4 @@ def _finish(
     export_checkpoint(
         checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype, overwrite=overwrite
     )
-    return DistillSummary(
-        output=str(dst),
-        work=str(work),
-        plot=plot,
-        steps=state.step,
-        tokens=state.tokens,
-        seconds=state.seconds,
-        metrics=state.metrics,
-        data=report,
-    )
+    return DistillSummary.of(dst, work, state, report, plot=plot)

@@ -17,12 +17,10 @@ from kvforge.checkpoint.output import check_output, check_work
 from kvforge.checkpoint.scorer import MAX_UNITS, MIN_UNITS, write_scorer
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.staging import staging_directory
-from kvforge.distill import DistillConfig, step_log, world
-from kvforge.distill.learning_schedule import learning_rate, step_indices
+from kvforge.distill import DistillConfig, world
+from kvforge.distill.learning_schedule import step_indices
 from kvforge.distill.lock import locked
-from kvforge.distill.loop import problem_of, take_steps, update
-from kvforge.distill.state import STATE_FILE, load_state, restore, save_run
-from kvforge.distill.train import make_optimizer
+from kvforge.distill.loop import Progress, Run, take_steps
 from kvforge.distill.trained_parameters import fingerprint
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import Asked, features_of
@@ -124,9 +122,12 @@ def train_scorer(
     steps = 0
     if options.units:
         data = hashlib.sha256(json.dumps([samples, request]).encode()).hexdigest()[:16]
-        with world.processes("cpu"), locked(work):
-            run = _Run(options, scorer, trained, work, {"data": data, "teacher": fingerprint(model)})
-            take_steps(run, work, options.loop.checkpoint_every, None, lambda row: None, progress)
+        with world.processes("cpu"):
+            if world.size() > 1:
+                world.fail("kvforge predict scorer runs in one process; start it without torchrun.")
+            with locked(work):
+                run = _ScorerRun(options, scorer, trained, work, {"data": data, "teacher": fingerprint(model)})
+                take_steps(run, work, options.loop.checkpoint_every, None, lambda row: None, progress)
         steps = run.progress.step
     else:
         for layer, (inputs, targets) in zip(scorer.layers, trained, strict=True):
@@ -178,32 +179,20 @@ def _unexplained(layer: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     return float((layer(inputs.float()) - targets).square().sum()) / max(variance, 1e-12)
 
 
-@dataclass
-class ScorerProgress:
-    """Where a run stands."""
-
-    step: int
-    total_steps: int
-    seconds: float = 0.0
-
-
-class _Run:
+class _ScorerRun(Run[Progress]):
     """Steps over tokens, of all owners at once; a token of any text is a row."""
+
+    columns = COLUMNS
 
     def __init__(
         self, options: ScorerOptions, scorer: Scorer, examples: Examples, work: Path, identity: dict[str, object]
     ) -> None:
-        self.config, self.scorer, self.examples, self.work = options.loop, scorer, examples, work
-        self.identity = options.loop.identity() | {"units": options.units} | identity
-        self.count, self.trained = len(examples[0][0]), dict(scorer.named_parameters())
+        self.scorer, self.examples, self.count = scorer, examples, len(examples[0][0])
         self.variance = sum(float(y.var(0, correction=0).mean()) for _, y in examples) / len(examples)
-        self.optimizer = make_optimizer(self.config, self.trained)
-        state = load_state(work / STATE_FILE, self.identity)
-        self.progress = ScorerProgress(0, self.config.total_steps(self.count))
-        if state is not None:
-            self.progress = ScorerProgress(**state["progress"])
-            restore(self.trained, self.optimizer, state, self.progress.step)
-        step_log.cut_after(work / step_log.METRICS_FILE, self.progress.step, COLUMNS)
+        identity = options.loop.identity() | {"units": options.units} | identity
+        new = Progress(total_steps=options.loop.total_steps(self.count))
+        trained = dict(scorer.named_parameters())
+        super().__init__(options.loop, work, trained, identity, new, options.loop.batch_size)
 
     def _order(self, seed: int, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(seed * 10007 + epoch)
@@ -211,8 +200,8 @@ class _Run:
 
     def step(self) -> dict[str, float]:
         """See ``kvforge.distill.loop.Run``; the loss is the mean squared error, "agreement" the explained variance."""
-        started, config, progress = time.perf_counter(), self.config, self.progress
-        index = torch.tensor(step_indices(self._order, config.seed, self.count, config.batch_size, progress.step))
+        started, config, step = time.perf_counter(), self.config, self.progress.step
+        index = torch.tensor(step_indices(self._order, config.seed, self.count, config.batch_size, step))
         losses = [
             F.mse_loss(layer(inputs[index].float()), targets[index])
             for layer, (inputs, targets) in zip(self.scorer.layers, self.examples, strict=True)
@@ -221,17 +210,4 @@ class _Run:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(list(self.trained.values()), config.clip_norm)
         row = {"loss": loss.item(), "agreement": 1 - loss.item() / max(self.variance, 1e-12), "grad_norm": float(norm)}
-        if (problem := problem_of(row, progress.step + 1, self.work)) is not None:
-            raise KvforgeError(problem)
-        rate = learning_rate(config, progress.step, progress.total_steps)
-        update(self.optimizer, rate)
-        progress.step += 1
-        progress.seconds += time.perf_counter() - started
-        tokens = progress.step * config.batch_size
-        row |= {"step": progress.step, "tokens": tokens, "seconds": progress.seconds, "lr": rate}
-        step_log.append(self.work / step_log.METRICS_FILE, row, COLUMNS)
-        return row
-
-    def save(self) -> None:
-        """Write the state."""
-        save_run(self.work, self.trained, self.optimizer, self.identity, self.progress)
+        return self.finish_step(row, started)

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.distill.loop import Progress, take_steps
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
 from perf.training.config import TeacherConfig
 from perf.training.documents import Batch, Encode
-from perf.training.loop import Progress, run_stages
+from perf.training.loop import StageRun
 
 
 def weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -68,5 +69,6 @@ def train_teacher(
         logits = logits.float()
         return weighted_loss(logits, batch), logits.detach().argmax(-1)
 
-    progress = run_stages(config, directory, encode, model, optimizers, loss_of, workers, stop_after)
-    return model, progress
+    run = StageRun(config, directory, encode, model, optimizers, loss_of, workers)
+    take_steps(run, directory, config.checkpoint_every, stop_after, lambda row: None, True)
+    return model, run.progress

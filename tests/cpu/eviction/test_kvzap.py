@@ -18,7 +18,7 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.checkpoint.scorer import open_scorer
 from kvforge.common.errors import BuildError, CheckpointError, KvforgeError
 from kvforge.compiler import BuildOptions
-from kvforge.distill import loop
+from kvforge.distill import loop, world
 from kvforge.prediction import scorer_training
 from kvforge.prediction.repetition_scores import repetition_scores
 from kvforge.prediction.scorer_training import LOOP, ScorerOptions, train_scorer
@@ -199,6 +199,13 @@ def test_an_interrupted_training_goes_on_where_it_was(
     with pytest.raises(KvforgeError, match="holds a run with units 16"):
         other = dataclasses.replace(options, units=32)
         train_scorer(checkpoint, tmp_path / "part", other, progress=False, overwrite=True)
+
+
+def test_several_processes_are_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "size", lambda: 2)
+    options = ScorerOptions(16, 2, 64, loop=dataclasses.replace(LOOP, max_steps=1, batch_size=8))
+    with pytest.raises(KvforgeError, match="scorer runs in one process; start it without torchrun"):
+        train_scorer(checkpoint, tmp_path / "scorer", options, progress=False)
 
 
 def test_impossible_options_are_refused() -> None:
