@@ -1,4 +1,4 @@
-"""The sizes of gated short convolutions in place of attention (LFM2), and of their state."""
+"""The sizes of gated short convolutions in place of attention, and of their state."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Layers with a gated short convolution in place of attention (LFM2)."""
+"""Layers with a gated short convolution in place of attention."""
 
 import torch
 from torch import Tensor, nn
