@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from kvforge.common.text_table import align
 from kvforge.demo.streamed import StreamedRun
 from kvforge.evaluation.score import is_correct
 from kvforge.manifest import Manifest
@@ -63,9 +64,8 @@ def comparison_table(teacher: ModelReport, student: ModelReport, pairs: Sequence
     first, second = (median(column) for column in zip(*pairs, strict=True))
     ratio = f"{median(_ratios(pairs)):.2f}"
     rows.append(("time to first token alone, median ms", f"{1e3 * first:.0f}", f"{1e3 * second:.0f}", ratio))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [_aligned(row, widths) for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    head, *lines = align(rows).splitlines()
+    return "\n".join([head, "-" * len(head), *lines])
 
 
 def note_of_load(load: float, num_cores: int) -> str:
@@ -89,8 +89,3 @@ def note_of_pairs(pairs: Sequence[tuple[float, float]]) -> str:
 
 def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [student / teacher for teacher, student in pairs]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-    return "  ".join([row[0].ljust(widths[0]), *cells[1:]])

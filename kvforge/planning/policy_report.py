@@ -3,8 +3,8 @@
 from typing import Any
 
 from kvforge.common.byte_sizes import format_bytes
+from kvforge.common.text_table import align
 from kvforge.planning.capacity import GIB
-from kvforge.planning.text_table import align
 
 _SIZES = ("device_bytes", "host_bytes", "full_bytes")
 _READS = ("step_device_bytes_read", "step_host_bytes_read", "step_full_bytes_read")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvforge.common.byte_sizes import format_bytes
+from kvforge.common.text_table import align
 from kvforge.planning.policy_report import describe_policy
-from kvforge.planning.text_table import align
 
 _HEAD = ("", "K,V", "Q,O", "MLP", "attention", "total", "relative", "output token", "KV B/token", "reduction", "max")
 _SPEEDUP = "speed-up"

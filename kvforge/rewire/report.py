@@ -1,5 +1,6 @@
 """A summary as text."""
 
+from kvforge.common.text_table import align
 from kvforge.rewire.convert import RewireSummary
 
 
@@ -13,7 +14,7 @@ def describe(summary: RewireSummary) -> str:
             chosen = " *" if item.cut == summary.cut else "  "
             residuals = [f"{item.mean_residual:.4f}", f"{item.worst_residual:.4f}"]
             rows.append([f"{item.cut}{chosen}", f"{100 * item.prefill_reduction:.1f}%", similarity, *residuals])
-        blocks.append(f"Cuts by what their input explains of the K,V above them (* chosen)\n{_table(rows)}")
+        blocks.append(f"Cuts by what their input explains of the K,V above them (* chosen)\n{align(rows)}")
     if summary.owners:
         rows = [["owner", "layers", "K", "V", "K, fold", "V, fold", "K, each layer", "V, each layer"]]
         for fit in summary.owners:
@@ -21,7 +22,7 @@ def describe(summary: RewireSummary) -> str:
             shares = (fit.k, fit.v, fit.fold_k, fit.fold_v, fit.layers_k, fit.layers_v)
             rows.append([f"{fit.owner}", f"{fit.layers[0]}{last}", *(f"{share:.4f}" for share in shares)])
         title = "Unexplained share of the teacher's K and V on held-out text (0 = perfect, 1 = nothing explained)"
-        blocks.append(f"{title}\n{_table(rows)}")
+        blocks.append(f"{title}\n{align(rows)}")
     reduction = 100 * (1 - summary.cut / summary.num_layers)
     kind = f"blind but for {summary.num_anchors} anchors" if summary.num_anchors else f"init {summary.init}"
     blocks.append(
@@ -32,8 +33,3 @@ def describe(summary: RewireSummary) -> str:
         + (", an early-exit head" if summary.early_exit else "")
     )
     return "\n\n".join(blocks)
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -30,6 +30,13 @@ from kvforge.vllm_engine.vllm_core import VllmCore, load_core
 
 logger = logging.getLogger(__name__)
 
+NOT_OF_VLLM = (
+    "num_cached_pages", "num_early_exits", "num_prompt_early_exits", "kv_host_bytes", "kv_host_used_bytes",
+    "num_state_pages", "num_used_state_pages", "num_upper_pages", "num_used_upper_pages", "num_compacted",
+    "num_transitions",
+)  # fmt: skip
+"""Statistics of what vLLM does not have, or does not say."""
+
 
 class PassedGuides:
     """Guides as they are given: vLLM compiles them itself, beside its steps."""
@@ -173,24 +180,14 @@ class VllmEngine:
             "num_pages": state.num_pages,
             "num_used_pages": used,
             "num_free_pages": state.num_free_pages,
-            "num_cached_pages": 0,
             "page_size": self.config.page_size,
             "page_bytes": page_bytes,
             "num_upper_calls": self.statistics.num_iterations,
-            "num_early_exits": 0,
-            "num_prompt_early_exits": 0,
             "num_preemptions": self._num_preemptions,
             "num_reused_tokens": self._num_reused_tokens,
             "kv_device_bytes": state.cache_bytes,
             "kv_device_used_bytes": used * page_bytes,
-            "kv_host_bytes": 0,
-            "kv_host_used_bytes": 0,
-            "num_state_pages": 0,
-            "num_used_state_pages": 0,
-            "num_upper_pages": 0,
-            "num_used_upper_pages": 0,
-            "num_compacted": 0,
-            "num_transitions": 0,
+            **dict.fromkeys(NOT_OF_VLLM, 0),
             **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }

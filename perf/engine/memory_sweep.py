@@ -12,6 +12,7 @@ as if all layers shared one cache, while nothing is skipped and each layer still
 shows what saving memory alone can gain.
 """
 
+import argparse
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,9 @@ import numpy as np
 from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from perf.engine.phases import run_phases
-from perf.harness.command import begin_report, make_parser, run_main
-from perf.harness.files import append, read_lines, run_cells, write_report
-from perf.harness.options import BUILD_ONLY, RESUME, REUSE, chosen, option, output, work
+from perf.harness.command import begin_report
+from perf.harness.experiment import BUILD_ONLY, RESUME, REUSE, Experiment, chosen, option, output, work
+from perf.harness.files import append, read_lines, run_cells
 from perf.harness.tables import markdown_table
 from perf.peers.systems import CUT, CUT_4WAY, CUT_4WAY_INT4_KV, EVERY_VARIANT, NO_CUT, WORK, Variant, prepare_engine
 
@@ -127,40 +128,44 @@ def _cell(line: dict[str, Any] | None) -> str:
     return f"{line['combined_tok_s']:.0f} ({line['sequences_that_fit']}; {line['preemptions']})"
 
 
-PARSER = make_parser(
-    __doc__, work(WORK),
-    option("--max-seq-len", type=int, default=8224, help="of the engines (8224, as perf.peers.compare)"),
-    chosen("--rows", list(ROWS), "default: all", "NAME"),
-    option("--pools", nargs="+", type=int, default=list(POOLS_MIB), metavar="MIB", help="sizes of the pool"),
-    option("--requests", type=int, default=REQUESTS), RESUME,
-    output("OUTPUT.jsonl, .json and .md", "memory-sweep-cpu", as_json=False), REUSE, BUILD_ONLY,
-)  # fmt: skip
+def engines_of(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the engine of each row that is asked for, built where it is not there yet."""
+    names = dict.fromkeys(ROWS[row] for row in options.rows)
+    return {
+        name: prepare_engine(options.work, name, ENGINES[name], options.max_seq_len, options.reuse) for name in names
+    }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prepare, measure what is missing, report."""
-    options = PARSER.parse_args(arguments)
-    load = Load(options.requests)
-    engines = {}
-    for name in dict.fromkeys(ROWS[row] for row in options.rows):
-        engines[name] = prepare_engine(options.work, name, ENGINES[name], options.max_seq_len, options.reuse)
-    if options.build_only:
-        return 0
-    file = options.output.with_suffix(".jsonl")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure what is missing; returns all lines there are, under the first command."""
+    engines, load, file = engines_of(options), Load(options.requests), options.output.with_suffix(".jsonl")
     if not options.append:
         file.unlink(missing_ok=True)
     lines = read_lines(file)
     if not lines:
-        append(file, begin_report("perf.engine.memory_sweep", arguments))
+        append(file, begin_report("perf.engine.memory_sweep"))
     done = {(line["row"], line["pool_mib"]) for line in lines if "row" in line}
     plan = [(row, pool) for row in options.rows for pool in options.pools if (row, pool) not in done]
     run_cells(plan, lambda cell: [measure_row(engines[ROWS[cell[0]]], *cell, load)], file, options.minutes, "row")
     told, *lines = read_lines(file)
-    text = markdown(lines, told, load)
-    write_report(options.output, {**told, "rows": lines}, text)
-    print(text)
-    return int(any(changed_requests(lines).values()))
+    return {**told, "rows": lines}
+
+
+EXPERIMENT = Experiment(
+    "perf.engine.memory_sweep", __doc__,
+    options=(
+        work(WORK),
+        option("--max-seq-len", type=int, default=8224, help="of the engines (8224, as perf.peers.compare)"),
+        chosen("--rows", list(ROWS), "default: all", "NAME"),
+        option("--pools", nargs="+", type=int, default=list(POOLS_MIB), metavar="MIB", help="sizes of the pool"),
+        option("--requests", type=int, default=REQUESTS), RESUME,
+        output("OUTPUT.jsonl, .json and .md", "memory-sweep-cpu", as_json=False), REUSE, BUILD_ONLY,
+    ),
+    measure=measure, instead=lambda options: options.build_only and bool(engines_of(options)), settings=("requests",),
+    shown=lambda report: markdown(report["rows"], report, Load(report["requests"])),
+    failed=lambda report: any(changed_requests(report["rows"]).values()),
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

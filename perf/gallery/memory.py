@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.costs.cache import owner_cache
 from kvforge.kv_policies import Full, of_cache, parse
 from kvforge.planning.cuts import with_cut, without_cut
 from kvforge.planning.presets import PRESETS
 from model_defs import ModelConfig
 from perf.gallery.figure import Figure, Report
+from perf.harness.plots import panels
 
 MODEL, CUT, PAGE_SIZE = "llama-3.1-8b", 16, 64
 LENGTHS = tuple(2**power for power in range(9, 18))
@@ -65,19 +65,15 @@ def make() -> Report:
 
 def plot(report: Report, path: Path) -> None:
     """Draw a line for each mechanism, both axes logarithmic."""
-    figure = new_figure(7.5, 5)
-    axes = figure.subplots()
-    for index, row in enumerate(report["rows"]):
-        style = "--" if row["name"] == "cut 16" else "-"
-        label = f"{row['name']}, {row['times_smaller']:.1f}×"
-        sizes = [size / GIB for size in row["device_bytes"]]
-        axes.plot(report["lengths"], sizes, style, marker="o", ms=3, color=f"C{index}", label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set(xlabel="tokens of the prompt", ylabel="GiB of one sequence on the device", title=report["model"])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    save_figure(figure, path)
+    with panels(path, 7.5, 5, legend=7) as (axes,):
+        for index, row in enumerate(report["rows"]):
+            style = "--" if row["name"] == "cut 16" else "-"
+            label = f"{row['name']}, {row['times_smaller']:.1f}×"
+            sizes = [size / GIB for size in row["device_bytes"]]
+            axes.plot(report["lengths"], sizes, style, marker="o", ms=3, color=f"C{index}", label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set(xlabel="tokens of the prompt", ylabel="GiB of one sequence on the device", title=report["model"])
 
 
 MEMORY = Figure("memory", make, plot)

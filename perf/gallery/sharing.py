@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.runtime.requests.sequence import Sequence as Running
 from kvforge.runtime.scheduling.scheduler import Scheduler
 from perf.gallery.figure import Figure, Report
 from perf.gallery.requests import CHAT, INSTRUCTIONS, VOCAB_SIZE, Lengths, make_config, make_sequence, serve
+from perf.harness.plots import panels
 
 SEED, NUM_PROMPTS, NUM_TOGETHER = 0, 128, 32
 NUM_SAMPLES = (2, 4, 6)
@@ -94,20 +94,16 @@ def make() -> Report:
 
 def plot(report: Report, path: Path) -> None:
     """Left: pages saved over samples of a prompt. Right: pages saved over common tokens, prompt tokens dotted."""
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, name in ((left, "samples"), (right, "prefixes")):
-        for index, line in enumerate(report[name]):
-            colour, saved = f"C{index}", [100 * value for value in line["saved"]]
-            axes.plot(line["x"], saved, marker="o", ms=3, color=colour, label=f"{line['name']}, pages saved")
-            if name == "prefixes":
-                reused = [100 * value for value in line["reused"]]
-                axes.plot(line["x"], reused, ":", color=colour, label=f"{line['name']}, prompt not computed")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    left.set(xlabel="samples of one prompt", ylabel="%", ylim=(0, 100))
-    right.set(xlabel=f"tokens that {report['num_together']} requests begin with")
-    save_figure(figure, path)
+    with panels(path, 10, 4, 2, legend=7, sharey=True) as (left, right):
+        for axes, name in ((left, "samples"), (right, "prefixes")):
+            for index, line in enumerate(report[name]):
+                colour, saved = f"C{index}", [100 * value for value in line["saved"]]
+                axes.plot(line["x"], saved, marker="o", ms=3, color=colour, label=f"{line['name']}, pages saved")
+                if name == "prefixes":
+                    reused = [100 * value for value in line["reused"]]
+                    axes.plot(line["x"], reused, ":", color=colour, label=f"{line['name']}, prompt not computed")
+        left.set(xlabel="samples of one prompt", ylabel="%", ylim=(0, 100))
+        right.set(xlabel=f"tokens that {report['num_together']} requests begin with")
 
 
 SHARING = Figure("sharing", make, plot)

@@ -22,29 +22,26 @@ def check_place(stem: Path) -> None:
 
 
 def write_json(path: Path, report: Any) -> None:
-    """Write ``report`` with an indent of one, as all results are.
+    """Write ``report`` a line a value, as all results are.
 
     Raises:
         KvforgeError: it cannot be written there.
     """
-    try:
-        path.write_text(json.dumps(report, indent=0) + "\n")
-    except OSError as error:
-        raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
+    _write(path, json.dumps(report, indent=0) + "\n")
 
 
 def write_report(stem: Path, report: Any, markdown: str | None = None) -> None:
-    """STEM.json, and STEM.md where there is a ``markdown`` form.
+    """STEM.json, and STEM.md where there is a ``markdown`` form. Raises as ``write_json``."""
+    write_json(stem.with_suffix(".json"), report)
+    if markdown is not None:
+        _write(stem.with_suffix(".md"), markdown)
 
-    Raises:
-        KvforgeError: they cannot be written there.
-    """
+
+def _write(path: Path, text: str) -> None:
     try:
-        stem.with_suffix(".json").write_text(json.dumps(report, indent=0) + "\n")
-        if markdown is not None:
-            stem.with_suffix(".md").write_text(markdown, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise KvforgeError(f"{stem} cannot be written ({error.strerror}); choose another place.") from None
+        raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
 
 
 def read_json(path: Path, default: Any) -> Any:

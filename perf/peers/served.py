@@ -28,17 +28,25 @@ from pathlib import Path
 from kvforge.bench.load import Level, Load
 from kvforge.bench.workload import load_workloads
 from kvforge.common.errors import KvforgeError
-from kvforge.common.figures import check_figure
 from kvforge.remote.server import RemoteServer
-from perf.harness import files
-from perf.harness.command import begin_report, make_parser, run_main
+from perf.harness.command import begin_report
 from perf.harness.engines import ROOT, WORKLOADS
-from perf.harness.experiment import told
+from perf.harness.experiment import (
+    REUSE,
+    Experiment,
+    Row,
+    flag,
+    lengths,
+    number,
+    numbers,
+    option,
+    output,
+    place,
+    work,
+)  # fmt: skip
 from perf.harness.files import append, read_lines
-from perf.harness.options import REUSE, flag, lengths, number, numbers, option, output, place, work
 from perf.harness.plots import panels
 from perf.harness.rounds import medians, turned
-from perf.harness.tables import Row, columns_table
 from perf.peers.systems import EVERY_VARIANT, NO_CUT, VLLM, WORK, prepare_commands
 
 START_TIMEOUT_S = 600.0
@@ -113,7 +121,7 @@ def run_level(url: str, model: str, concurrency: int, requests: int, lengths: tu
     }
 
 
-def measure(args: argparse.Namespace, commands: dict[str, list[str]], file: Path) -> None:
+def run_rounds(args: argparse.Namespace, commands: dict[str, list[str]], file: Path) -> None:
     """Append a line for every round, system and level."""
     rounds = [line["round"] for line in read_lines(file) if "round" in line]
     lengths, names = (args.input_tokens, args.output_tokens), list(commands)
@@ -154,15 +162,6 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def markdown(report: Row) -> str:
-    """The table and what it shows."""
-    notes = (
-        "Prompt and output tokens per second, streamed over HTTP by one client on the same cores; medians over the "
-        "rounds, ratios within a round."
-    )
-    return "\n\n".join(["# Served side by side", told(report), notes, columns_table(COLUMNS, report["rows"])])
-
-
 def plot(report: Row, path: Path) -> None:
     """Throughput and time to first token over the load."""
     with panels(path, 10, 4, 2, legend=0, which="both") as both:
@@ -175,36 +174,38 @@ def plot(report: Row, path: Path) -> None:
         both[0].legend(fontsize=7)
 
 
-PARSER = make_parser(
-    __doc__, work(WORK, "engines and models, kept"), lengths(512, 64),
-    place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
-    number("--rounds", 3, "rounds that this call adds (default 3)"),
-    option("--systems", nargs="+", choices=EVERY_VARIANT, default=[NO_CUT, "cut 8, 4-way"], metavar="NAME"),
-    numbers("--concurrency", [1, 4, 16, 64]), number("--min-requests", 4, "of a level (default 4)"),
-    number("--waves", 2, "requests per concurrency (default 2)"), REUSE,
-    flag("--report", "make the report from the lines there are"),
-    output("OUTPUT.jsonl, .json, .md and .svg", ROOT / "perf" / "results" / "served-peers", as_json=False),
-)  # fmt: skip
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Prepare, measure, report."""
-    args = PARSER.parse_args(arguments)
+def measure(args: argparse.Namespace) -> Row:
+    """Prepare and serve, but for a report alone; returns the report of all lines there are."""
     file = args.output.with_suffix(".jsonl")
-    check_figure(args.output.with_suffix(".svg"))
     if not args.report:
         names = [*args.systems, *([VLLM] if args.vllm_python else [])]
         longest = max(workload.input_tokens + workload.output_tokens for workload in load_workloads(WORKLOADS))
         commands = prepare_commands(args.work, names, longest, {VLLM: args.vllm_python}, args.reuse)
-        append(file, begin_report("perf.peers.served", arguments))
-        measure(args, commands, file)
+        append(file, begin_report("perf.peers.served"))
+        run_rounds(args, commands, file)
     report = make_report(read_lines(file))
     if not report["rows"]:
         raise KvforgeError(f"{file} has no runs; run without --report first.")
-    files.write_report(args.output, report, markdown(report))
-    plot(report, args.output.with_suffix(".svg"))
-    print(markdown(report))
+    return report
+
+
+EXPERIMENT = Experiment(
+    "perf.peers.served", __doc__,
+    options=(
+        work(WORK, "engines and models, kept"), lengths(512, 64),
+        place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
+        number("--rounds", 3, "rounds that this call adds (default 3)"),
+        option("--systems", nargs="+", choices=EVERY_VARIANT, default=[NO_CUT, "cut 8, 4-way"], metavar="NAME"),
+        numbers("--concurrency", [1, 4, 16, 64]), number("--min-requests", 4, "of a level (default 4)"),
+        number("--waves", 2, "requests per concurrency (default 2)"), REUSE,
+        flag("--report", "make the report from the lines there are"),
+        output("OUTPUT.jsonl, .json, .md and .svg", ROOT / "perf" / "results" / "served-peers", as_json=False),
+    ),
+    measure=measure, title="Served side by side", columns=COLUMNS, plot=plot,
+    notes="Prompt and output tokens per second, streamed over HTTP by one client on the same cores; medians over the "
+    "rounds, ratios within a round.",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    raise SystemExit(EXPERIMENT.run())

@@ -16,7 +16,6 @@ from typing import Any
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.manifest import load_manifest
@@ -24,6 +23,7 @@ from kvforge.quantize import quantize_checkpoint
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
 from perf.harness.experiment import Experiment, Report, option
 from perf.harness.machine import machine_fields
+from perf.harness.plots import panels
 from perf.quality.answers import Questions
 from perf.quality.scores import Cell, accuracy, asking, bars, difference, percent, points, task_columns, texts_changed
 from perf.training.config import TINY_STUDENT
@@ -144,35 +144,31 @@ def columns(report: dict[str, Any]) -> list[tuple]:
 def plot(report: dict[str, Any], path: Path) -> None:
     """Left: accuracy over cache size. Right: paired difference from the same model's bf16 cache. 95% intervals."""
     rows = report["rows"]
-    figure = new_figure(11, 4.2)
-    left, right = figure.subplots(1, 2)
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    kinds = list(dict.fromkeys(row["kv_dtype"] for row in rows))
-    for order, kv_dtype in enumerate(kinds):
-        chosen = [row for row in rows if row["kv_dtype"] == kv_dtype]
-        colour, label = COLOURS.get(kv_dtype), f"{kv_dtype} cache"
-        shift = order - (len(kinds) - 1) / 2
-        size = [row["kv_bytes_per_token"] + 25 * shift for row in chosen]
-        bars(left, size, chosen, color=colour, label=label)
-        compared = [row["versus_bfloat16"] for row in chosen if "versus_bfloat16" in row]
-        places = [names.index(row["model"]) - 0.15 * shift for row in chosen if "versus_bfloat16" in row]
-        if compared:
-            bars(right, places, compared, "difference", across=True, color=colour, label=label)
-    sizes: dict[int, list[str]] = {}
-    for row in rows:
-        if row["kv_dtype"] == BASELINE:
-            sizes.setdefault(row["kv_bytes_per_token"], []).append(row["model"])
-    for size_, models in sizes.items():
-        left.annotate("\n".join(models), (size_, left.get_ylim()[0]), ha="center", va="bottom", fontsize=8)
-    left.set(xlabel="KV cache, bytes per token, scales included", ylabel="exact match, %")
-    right.set(xlabel="exact match minus the bf16 cache's, points", yticks=range(len(names)), yticklabels=names)
-    right.invert_yaxis()
-    right.axvline(0, color="black", linewidth=0.8)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.suptitle(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
-    save_figure(figure, path)
+    with panels(path, 11, 4.2, 2, legend=0) as (left, right):
+        names = list(dict.fromkeys(row["model"] for row in rows))
+        kinds = list(dict.fromkeys(row["kv_dtype"] for row in rows))
+        for order, kv_dtype in enumerate(kinds):
+            chosen = [row for row in rows if row["kv_dtype"] == kv_dtype]
+            colour, label = COLOURS.get(kv_dtype), f"{kv_dtype} cache"
+            shift = order - (len(kinds) - 1) / 2
+            size = [row["kv_bytes_per_token"] + 25 * shift for row in chosen]
+            bars(left, size, chosen, color=colour, label=label)
+            compared = [row["versus_bfloat16"] for row in chosen if "versus_bfloat16" in row]
+            places = [names.index(row["model"]) - 0.15 * shift for row in chosen if "versus_bfloat16" in row]
+            if compared:
+                bars(right, places, compared, "difference", across=True, color=colour, label=label)
+        sizes: dict[int, list[str]] = {}
+        for row in rows:
+            if row["kv_dtype"] == BASELINE:
+                sizes.setdefault(row["kv_bytes_per_token"], []).append(row["model"])
+        for size_, models in sizes.items():
+            left.annotate("\n".join(models), (size_, left.get_ylim()[0]), ha="center", va="bottom", fontsize=8)
+        left.set(xlabel="KV cache, bytes per token, scales included", ylabel="exact match, %")
+        right.set(xlabel="exact match minus the bf16 cache's, points", yticks=range(len(names)), yticklabels=names)
+        right.invert_yaxis()
+        right.axvline(0, color="black", linewidth=0.8)
+        left.figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), fontsize=8)
+        left.figure.suptitle(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
 
 
 TOLD = ", ".join(f'"{name}"' for name in MODELS)

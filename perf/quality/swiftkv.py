@@ -14,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
@@ -22,6 +21,7 @@ from kvforge.runtime.llm import LLM
 from perf.gpu.machine import device_name
 from perf.harness.engines import TEACHER_DIR, cached_engine
 from perf.harness.experiment import Experiment, Report, chosen, columns_table, interval, option, told
+from perf.harness.plots import panels
 from perf.harness.tables import markdown_table
 from perf.quality.answers import Questions
 from perf.quality.scores import DEVICE, accuracy, asking, bars, difference, percent, task_columns
@@ -160,29 +160,24 @@ def markdown(report: dict[str, Any]) -> str:
 def plot(report: dict[str, Any], path: Path) -> None:
     """Left: exact match of the reduction table. Middle: KL of every table's rows. Right: held-out KL over steps."""
     rows, curves = report["rows"], report["curves"]
-    figure = new_figure(16, 5.2)
-    axes = figure.subplots(1, 3)
-    shown = [variant for variant in TABLES["reduction"] + TABLES["recovery"] if variant.slug in rows]
-    names = [variant.name for variant in shown]
-    chosen = [rows[variant.slug] for variant in shown]
-    _bars(axes[0], names, chosen, "accuracy", 100)
-    _bars(axes[1], names, [row["fidelity"]["kl"] for row in chosen], "value", 1)
-    axes[0].set(xlabel="exact match, %")
-    axes[1].set_xscale("symlog", linthresh=1e-3)
-    axes[1].set(xlabel="KL(teacher ‖ student) per token, nats", xlim=(0, None))
-    axes[1].set_yticklabels([])
-    colours = {"copy": "tab:gray", "mean": "tab:orange", "fold": "tab:green", "ridge": "tab:blue"}
-    for variant in TABLES["inits"]:
-        if variant.distilled and variant.slug in curves:
-            steps, values = zip(*curves[variant.slug], strict=True)
-            style = "-" if variant.cut == 4 else "--"
-            label = f"cut {variant.cut}, {variant.group_size}-way, {variant.init}"
-            axes[2].plot(steps, values, style, color=colours[variant.init], label=label)
-    axes[2].set(xlabel="distillation steps", ylabel="held-out KL per token, nats", yscale="log")
-    axes[2].legend(fontsize=8)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    save_figure(figure, path)
+    with panels(path, 16, 5.2, 3) as axes:
+        shown = [variant for variant in TABLES["reduction"] + TABLES["recovery"] if variant.slug in rows]
+        names = [variant.name for variant in shown]
+        chosen = [rows[variant.slug] for variant in shown]
+        _bars(axes[0], names, chosen, "accuracy", 100)
+        _bars(axes[1], names, [row["fidelity"]["kl"] for row in chosen], "value", 1)
+        axes[0].set(xlabel="exact match, %")
+        axes[1].set_xscale("symlog", linthresh=1e-3)
+        axes[1].set(xlabel="KL(teacher ‖ student) per token, nats", xlim=(0, None))
+        axes[1].set_yticklabels([])
+        colours = {"copy": "tab:gray", "mean": "tab:orange", "fold": "tab:green", "ridge": "tab:blue"}
+        for variant in TABLES["inits"]:
+            if variant.distilled and variant.slug in curves:
+                steps, values = zip(*curves[variant.slug], strict=True)
+                style = "-" if variant.cut == 4 else "--"
+                label = f"cut {variant.cut}, {variant.group_size}-way, {variant.init}"
+                axes[2].plot(steps, values, style, color=colours[variant.init], label=label)
+        axes[2].set(xlabel="distillation steps", ylabel="held-out KL per token, nats", yscale="log")
 
 
 def _bars(axes: Any, names: list[str], rows: list[dict[str, Any]], name: str, factor: float) -> None:

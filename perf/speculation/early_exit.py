@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality
@@ -33,6 +32,7 @@ from perf.harness.batch import Batch
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import read_json, write_json
 from perf.harness.options import option, place
+from perf.harness.plots import panels
 from perf.harness.tables import Row, columns_table
 from perf.harness.timed_session import TimedSession
 from perf.speculation.fixed_length import FixedLength
@@ -81,17 +81,18 @@ def decode(engine: LLMEngine, session: TimedSession, prompts: Sequence[list[int]
     }  # fmt: skip
 
 
-def measure(directory: Path, workload: str, batch: int, settings: list[Row], repeats: int) -> list[Row]:
+def measure(
+    directory: Path, prompts: Sequence[list[int]], temperature: float, batch: int, settings: list[Row], repeats: int
+) -> list[Row]:
     """Return a row for each setting; the first one is what the others are held against."""
     session = TimedSession(load_session(directory, load_manifest(directory)))
-    prompts = prompts_of(directory, workload)[: max(batch, 8)]
     engines = [make_engine(session, setting) for setting in settings]
     runs: list[list[Row]] = [[] for _ in settings]
     for _ in range(1 + repeats):
         for engine, found in zip(engines, runs, strict=True):
             before = Counter({k: v for k, v in engine.stats().items() if isinstance(v, int)})
             groups = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
-            parts = [decode(engine, session, group, WORKLOADS[workload]) for group in groups]
+            parts = [decode(engine, session, group, temperature) for group in groups]
             after = engine.stats()
             total: Row = {name: sum(part[name] for part in parts) for name in ("seconds", "steps", "tokens")}
             total["texts"] = [text for part in parts for text in part["texts"]]
@@ -104,7 +105,7 @@ def measure(directory: Path, workload: str, batch: int, settings: list[Row], rep
         speeds = [run["tokens"] / run["seconds"] for run in found]
         run = sorted(found, key=lambda run: run["tokens"] / run["seconds"])[len(found) // 2]
         rows.append({
-            **setting, "workload": workload, "batch": batch, "tokens_per_s": statistics.median(speeds),
+            **setting, "batch": batch, "tokens_per_s": statistics.median(speeds),
             "tokens_per_s_range": [min(speeds), max(speeds)], "tokens_per_step": run["tokens"] / run["steps"] / batch,
             "num_draft_tokens": run["num_draft_tokens"], "num_accepted_draft_tokens": run["num_accepted_draft_tokens"],
             "share_of_exits": run["num_early_exits"] / run["tokens"],
@@ -191,30 +192,27 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
 
 def plot(data: dict[str, list[Row]], path: Path) -> None:
     """Speed-up over the draft length, and over the exit threshold with the exact match."""
-    figure = new_figure(11, 4)
-    left, right = figure.subplots(1, 2)
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in data.get("draft", []):
-        groups.setdefault((row["workload"], row["batch"]), []).append(row)
-    for (workload, batch), rows in groups.items():
-        style = {"answers": "-o", "text": "--s", "sampled text": ":^"}[workload]
-        lengths, speed = [row["length"] for row in rows], [row["speed_up"] for row in rows]
-        left.plot(lengths, speed, style, ms=4, label=f"{workload}, batch {batch}")
-    left.axhline(1, color="grey", lw=0.8)
-    left.set(xlabel="drafts a step", ylabel="tokens/s against plain decoding")
-    left.legend(fontsize=7)
-    for batch in sorted({row["batch"] for row in data.get("exit", [])}):
-        rows = [r for r in data["exit"] if r["batch"] == batch and r["workload"] == "answers" and r["threshold"]]
-        right.plot([r["threshold"] for r in rows], [r["speed_up"] for r in rows], "-o", label=f"speed, batch {batch}")
-    quality = data.get("quality", [])
-    if quality:
-        thresholds = [row["threshold"] for row in quality]
-        right.plot(thresholds, [row["exits"] / row["full"] for row in quality], "k--", label="exact match")
-        right.plot(thresholds, [row["share_of_exits"] for row in quality], "k:", label="share of exits")
-    right.set(xlabel="exit threshold", ylabel="of the full model's")
-    right.grid(alpha=0.3)
-    right.legend(fontsize=8)
-    save_figure(figure, path)
+    with panels(path, 11, 4, 2) as (left, right):
+        groups: dict[tuple[str, int], list[Row]] = {}
+        for row in data.get("draft", []):
+            groups.setdefault((row["workload"], row["batch"]), []).append(row)
+        for (workload, batch), rows in groups.items():
+            style = {"answers": "-o", "text": "--s", "sampled text": ":^"}[workload]
+            lengths, speed = [row["length"] for row in rows], [row["speed_up"] for row in rows]
+            left.plot(lengths, speed, style, ms=4, label=f"{workload}, batch {batch}")
+        left.axhline(1, color="grey", lw=0.8)
+        left.set(xlabel="drafts a step", ylabel="tokens/s against plain decoding")
+        for batch in sorted({row["batch"] for row in data.get("exit", [])}):
+            rows = [r for r in data["exit"] if r["batch"] == batch and r["workload"] == "answers" and r["threshold"]]
+            right.plot(
+                [r["threshold"] for r in rows], [r["speed_up"] for r in rows], "-o", label=f"speed, batch {batch}"
+            )
+        quality = data.get("quality", [])
+        if quality:
+            thresholds = [row["threshold"] for row in quality]
+            right.plot(thresholds, [row["exits"] / row["full"] for row in quality], "k--", label="exact match")
+            right.plot(thresholds, [row["share_of_exits"] for row in quality], "k:", label="share of exits")
+        right.set(xlabel="exit threshold", ylabel="of the full model's")
 
 
 PARSER = make_parser(
@@ -244,7 +242,9 @@ def main() -> None:
         data["quality"] = answers_by_threshold(args.engine, args.num_prompts)
     else:
         for batch in args.batch:
-            rows = measure(args.engine, args.workload, batch, SETTINGS[args.what], args.repeats)
+            prompts = prompts_of(args.engine, args.workload)[: max(batch, 8)]
+            found = measure(args.engine, prompts, WORKLOADS[args.workload], batch, SETTINGS[args.what], args.repeats)
+            rows = [{"workload": args.workload, **row} for row in found]
             kept = [r for r in data.get(args.what, []) if (r["workload"], r["batch"]) != (args.workload, batch)]
             data[args.what] = kept + rows
     write_json(args.json, data)

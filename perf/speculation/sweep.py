@@ -25,15 +25,14 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.common.figures import new_figure, save_figure
 from kvforge.manifest import TOKENIZER_DIR, Manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import make_drafter
-from kvforge.runtime.speculation.drafter import Draft, Drafter
-from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
+from kvforge.runtime.speculation.drafter import Draft
+from kvforge.runtime.speculation.drafting import NoDrafting
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.harness import files
@@ -42,8 +41,9 @@ from perf.harness.command import make_parser, run_main
 from perf.harness.files import merge_rows, read_json
 from perf.harness.machine import describe_threads
 from perf.harness.options import option, output, place, seed
+from perf.harness.plots import panels
 from perf.harness.tables import columns_table
-from perf.speculation.fixed_length import FixedLength
+from perf.speculation.fixed_length import FixedDrafting
 
 PROMPT_TOKENS = 128
 WARM_UP = 4
@@ -71,15 +71,6 @@ class ControlledDrafter:
 
     def _spoil(self, token: int) -> int:
         return token if self._random.random() < self._acceptance else (token + 1) % self._vocab_size
-
-
-class FixedDrafting(Drafting):
-    """Drafts of one length in every step."""
-
-    def __init__(self, engine: LLMEngine, drafter: Drafter, length: int) -> None:
-        super().__init__(SpeculativeConfig("early_exit", length), engine.manifest, engine.config)
-        self.drafter = drafter
-        self._lengths = FixedLength(length)
 
 
 def run(engine: LLMEngine, prompts: list[list[int]], num_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
@@ -247,30 +238,26 @@ def markdown(report: dict[str, Any]) -> str:
 def plot(report: dict[str, Any], path: Path) -> None:
     """Draw for each engine and batch tokens a step, the step's cost and the speed-up against the draft length."""
     found = groups(report["cells"])
-    figure = new_figure(12, 3.4 * len(found))
-    axes = figure.subplots(len(found), 3, squeeze=False)
-    for row, ((engine, batch), cells) in zip(axes, found.items(), strict=True):
-        costs = step_costs(cells)
-        tokens, cost, speed = row
-        for index, acceptance in enumerate(sorted({cell["acceptance"] for cell in cells})):
-            some = [cell for cell in cells if cell["acceptance"] == acceptance]
-            lengths, colour = [cell["length"] for cell in some], f"C{index}"
-            tokens.plot(lengths, [cell["expected_tokens_per_step"] for cell in some], "--", color=colour)
-            tokens.plot(
-                lengths, [cell["tokens_per_step"] for cell in some], "o", color=colour, label=f"α = {acceptance:g}"
-            )
-            speed.plot(lengths, [predicted(cell, costs) for cell in some], "--", color=colour)
-            speed.plot(lengths, [cell["speedup"] for cell in some], "o", color=colour, label=f"α = {acceptance:g}")
-        cost.plot(list(costs), list(costs.values()), "o-", color="black")
-        cost.set_ylim(0, None)
-        speed.axhline(1, color="grey", linewidth=0.8)
-        titles = ("tokens a step (dashed: formula)", "cost of a step, plain = 1", "speed-up (dashed: predicted)")
-        for axis, title in zip(row, titles, strict=True):
-            axis.set_title(f"{engine}, batch {batch}: {title}", fontsize=9)
-            axis.set_xlabel("drafts γ")
-            axis.grid(alpha=0.3)
-        tokens.legend(fontsize=8)
-    save_figure(figure, path)
+    with panels(path, 12, 3.4 * len(found), 3, lines=len(found)) as axes:
+        for index, ((engine, batch), cells) in enumerate(found.items()):
+            costs = step_costs(cells)
+            row = tokens, cost, speed = axes[3 * index : 3 * index + 3]
+            for number, acceptance in enumerate(sorted({cell["acceptance"] for cell in cells})):
+                some = [cell for cell in cells if cell["acceptance"] == acceptance]
+                lengths, colour = [cell["length"] for cell in some], f"C{number}"
+                tokens.plot(lengths, [cell["expected_tokens_per_step"] for cell in some], "--", color=colour)
+                tokens.plot(
+                    lengths, [cell["tokens_per_step"] for cell in some], "o", color=colour, label=f"α = {acceptance:g}"
+                )
+                speed.plot(lengths, [predicted(cell, costs) for cell in some], "--", color=colour)
+                speed.plot(lengths, [cell["speedup"] for cell in some], "o", color=colour)
+            cost.plot(list(costs), list(costs.values()), "o-", color="black")
+            cost.set_ylim(0, None)
+            speed.axhline(1, color="grey", linewidth=0.8)
+            titles = ("tokens a step (dashed: formula)", "cost of a step, plain = 1", "speed-up (dashed: predicted)")
+            for axis, title in zip(row, titles, strict=True):
+                axis.set_title(f"{engine}, batch {batch}: {title}", fontsize=9)
+                axis.set_xlabel("drafts γ")
 
 
 def write_report(report: dict[str, Any], output: Path) -> None:

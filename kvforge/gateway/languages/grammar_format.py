@@ -1,7 +1,8 @@
 """Calls that are no JSON objects: their guides are grammars, of which a format says what one call looks like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvforge.gateway.languages.asked_forms import Calls
 from kvforge.gateway.languages.call_reader import CallReader, with_token_marks
@@ -11,6 +12,9 @@ from kvforge.gateway.languages.text_patterns import without
 from kvforge.gateway.languages.tool_format import TEXT_RULE, ToolFormat, quoted
 from kvforge.gateway.languages.written_format import TokenOf, spelled
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+
+_GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
+"""Keywords that grammars keep to."""
 
 Mark = Callable[[str], str]
 """A text with its markers as the answer has them."""
@@ -116,6 +120,15 @@ class GrammarFormat(ToolFormat):
         bodies = [rule for index, entry in enumerate(functions) for rule in self.rules(entry, f"call_{index}", spell)]
         lines = [TEXT_RULE, *rules, one, *bodies, *self.common_rules(spell)]
         return GuidedDecoding("ebnf_grammar", "\n".join(lines) + "\n")
+
+
+def said_together(schema: Mapping[str, Any], in_place: Collection[str]) -> set[str]:
+    """The keywords of a schema that a grammar does not keep to which has a place for the properties `in_place`: what is
+    said of arguments together, of those without a place, and of those that the schema does not name."""
+    found = set(schema) - _GUIDED
+    if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
+        found.add("additionalProperties")
+    return found | ({"required"} if set(schema.get("required", ())) - set(in_place) else set())
 
 
 def in_order(name: str, steps: Sequence[tuple[str, bool]], other: str | None, joint: str) -> list[str]:

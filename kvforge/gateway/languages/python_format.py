@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from kvforge.gateway.languages.asked_forms import Calls
 from kvforge.gateway.languages.call_steps import WrittenCall
 from kvforge.gateway.languages.function import Function
-from kvforge.gateway.languages.grammar_format import GrammarFormat, Mark, Speller, in_order
+from kvforge.gateway.languages.grammar_format import GrammarFormat, Mark, Speller, in_order, said_together
 from kvforge.gateway.languages.python_call import PythonCall
 from kvforge.gateway.languages.schema_relaxing import hoisted, with_definitions
 from kvforge.gateway.languages.tool_format import quoted, with_whitespace
 from kvforge.gateway.languages.written_format import TokenOf
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
-
-_GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
-"""Of a function's schema."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,8 @@ class PythonFormat(GrammarFormat):
 
     def unguided(self, function: Function) -> Collection[str]:
         """As ToolFormat: what is said of arguments together, and of those without a place in `properties`."""
-        schema = function.parameters
-        found = set(schema) - _GUIDED
-        if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
-            found.add("additionalProperties")
-        names = {key for key in schema.get("properties", {}) if _is_name(key)}
-        return found | ({"required"} if set(schema.get("required", ())) - names else set())
+        names = {key for key in function.parameters.get("properties", {}) if _is_name(key)}
+        return said_together(function.parameters, names)
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
         """As GrammarFormat. Arguments come in the schema's order, others behind them."""

@@ -8,14 +8,11 @@ from kvforge.gateway.languages.argument_values import MAX_DEPTH, TEXT, types_of
 from kvforge.gateway.languages.asked_forms import Calls
 from kvforge.gateway.languages.call_steps import WrittenCall
 from kvforge.gateway.languages.function import Function
-from kvforge.gateway.languages.grammar_format import GrammarFormat, Mark, Speller
+from kvforge.gateway.languages.grammar_format import GrammarFormat, Mark, Speller, said_together
 from kvforge.gateway.languages.schema_relaxing import hoisted, target, with_definitions
 from kvforge.gateway.languages.tagged_call import TaggedCall, Tags
 from kvforge.gateway.languages.text_patterns import KEYWORDS, text_terms
 from kvforge.gateway.languages.tool_format import quoted, with_whitespace
-
-_GUIDED = {"type", "properties", "required", "additionalProperties", "$defs"}
-"""Of a function's schema."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,8 @@ class TaggedFormat(GrammarFormat):
     def unguided(self, function: Function) -> Collection[str]:
         """As ToolFormat: what is said of arguments together, and of texts where it is no expression of a grammar."""
         schema = function.parameters
-        found = set(schema) - _GUIDED
-        if isinstance(schema.get("additionalProperties", True), dict) and schema["additionalProperties"]:
-            found.add("additionalProperties")
         properties = schema.get("properties", {})
-        said = {key for key in properties if self._can_be_said(key)}
-        found |= {"required"} if set(schema.get("required", ())) - said else set()
+        found = said_together(schema, {key for key in properties if self._can_be_said(key)})
         for part in (_named(part, schema) for part in properties.values()):
             if _is_only_text(part):
                 found |= text_terms(part)[1]

@@ -27,13 +27,7 @@ class SizeLimits:
         size = sum(array.nbytes for array in tensors.values())  # of texts, what the array itself takes
         if size <= self.max_request_bytes:
             size += sum(sum(map(len, array.flat)) for array in tensors.values() if array.dtype == object)
-        if size > self.max_request_bytes:
-            raise RequestError(
-                f"the request's tensors have {size} bytes, but at most {self.max_request_bytes} are taken",
-                "send less",
-                code=TOO_LARGE,
-                operator="raise --max-request-bytes",
-            )
+        check_request_bytes("tensors", size, self.max_request_bytes)
         ids, lengths = tensors.get("input_ids"), tensors.get("input_lengths")
         if self.max_seq_len and ids is not None and lengths is not None and lengths.size:
             check_prompt_length(min(int(lengths.max()), ids.shape[-1]), self.max_seq_len)
@@ -54,3 +48,14 @@ class SizeLimits:
                 "lower the number of tokens",
                 field="return_logits",
             )
+
+
+def check_request_bytes(what: str, size: int, maximum: int) -> None:
+    """Raises RequestError where the request's `what` have more than `maximum` bytes."""
+    if size > maximum:
+        raise RequestError(
+            f"the request's {what} have {size} bytes, but at most {maximum} are taken",
+            "send less",
+            code=TOO_LARGE,
+            operator="raise --max-request-bytes",
+        )

@@ -28,8 +28,8 @@ def check_entries(name: str, count: int, maximum: int) -> None:
 
 
 def vector(tensors: Tensors, name: str, row: int, maximum: int) -> list:
-    """The values of a [batch, n] tensor as Python numbers, none when it was not sent. Raises RequestError for more than
-    `maximum`."""
+    """The values of a [batch, n] tensor as Python numbers or bytes, none when it was not sent. Raises RequestError for
+    more than `maximum`."""
     if name not in tensors:
         return []
     values = tensors[name][row].reshape(-1)
@@ -48,11 +48,6 @@ def text(name: str, value: Any) -> str:
 
 
 def texts(tensors: Tensors, name: str, row: int, maximum: int) -> list[str]:
-    """The non-empty texts of a [batch, n] STRING tensor, none when it was not sent. Raises RequestError for more than
-    `maximum`."""
-    if name not in tensors:
-        return []
-    values = tensors[name][row].reshape(-1)
-    check_entries(name, values.size, maximum)
-    decoded = (text(name, value) for value in values)
+    """The non-empty texts of a [batch, n] STRING tensor, as `vector` has them."""
+    decoded = (text(name, value) for value in vector(tensors, name, row, maximum))
     return [value for value in decoded if value]

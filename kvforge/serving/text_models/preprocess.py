@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import EngineError, RequestError
-from kvforge.common.refusals import PROMPT, TOO_LARGE
+from kvforge.common.refusals import PROMPT
 from kvforge.manifest import TOKENIZER_DIR, Manifest, check_not_replaced, load_manifest
 from kvforge.runtime.requests.checks import MAX_WORDS
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.inputs import refuse_unsupported
+from kvforge.serving.contract.size_limits import check_request_bytes
 from kvforge.serving.contract.tensors import Tensors, text
 from kvforge.serving.contract.word_lists import encode_words
 from kvforge.serving.triton_config import TritonConfig
@@ -69,7 +70,7 @@ class Preprocessor:
         for name, ensemble_name in REFUSED.items():
             if name in tensors:
                 refuse_unsupported(ensemble_name, tensors[name])
-        self._check_size(tensors)
+        check_request_bytes("texts", num_text_bytes(tensors), self._max_request_bytes)
         _check_words(tensors)
         rows = [self._encode(query) for query in tensors["QUERY"].reshape(-1)]
         outputs = {
@@ -88,16 +89,6 @@ class Preprocessor:
         outputs["DECODER_INPUT_ID"] = np.broadcast_to(outputs["OUT_PAD_ID"], one).copy()
         outputs["REQUEST_DECODER_INPUT_LEN"] = np.ones(one, dtype=np.int32)
         return outputs
-
-    def _check_size(self, tensors: Tensors) -> None:
-        size = num_text_bytes(tensors)
-        if size > self._max_request_bytes:
-            raise RequestError(
-                f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken",
-                "send less",
-                code=TOO_LARGE,
-                operator="raise --max-request-bytes",
-            )
 
     def _encode(self, query: Any) -> list[int]:
         decoded = text("text_input", query)

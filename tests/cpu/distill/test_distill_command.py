@@ -85,7 +85,7 @@ def test_interrupted_command_continues(source: Path, data: Path, tmp_path: Path,
         with pytest.raises(KvforgeError, match="No space left on device"):
             distill_checkpoint(source, tmp_path / "dst", data, SMALL)
     assert {path.name for path in tmp_path.iterdir()} == {"dst.training"}
-    monkeypatch.setattr(train._Run, "step", None)
+    monkeypatch.setattr(train._Distillation, "step", None)
     assert distill_checkpoint(source, tmp_path / "dst", data, SMALL).steps == 2
     assert (tmp_path / "dst" / "model.safetensors").is_file()
 

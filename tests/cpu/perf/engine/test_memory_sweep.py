@@ -41,4 +41,4 @@ def test_the_table_has_a_row_per_variant_and_says_what_does_not_fit():
 def test_rows_run_on_engines_that_can_be_built():
     assert set(ROWS.values()) <= set(ENGINES)
     with pytest.raises(SystemExit):
-        memory_sweep.PARSER.parse_args(["--rows", "no such row"])
+        memory_sweep.EXPERIMENT.parse(["--rows", "no such row"])
