@@ -110,13 +110,13 @@ def mtp_weight_specs(config: ModelConfig, head: DraftHead) -> list[WeightSpec]:
     assert layout is not None
     prefix = layout.prefix_of(config)
     skipped = {name for name, is_own in (("embed", head.own_embedding), ("lm_head", head.own_lm_head)) if not is_own}
-    norms = {"embedding_norm": layout.embedding_norm, "hidden_norm": layout.hidden_norm}
     sources = {
-        f"{PREFIX}final_norm.weight": Source("model.norm.weight", (width,), offset=offset),
-        **{f"{PREFIX}{n}.weight": Source(f"{prefix}{s}.weight", (width,), offset=offset) for n, s in norms.items()},
-        f"{PREFIX}projection.weight": Source(f"{prefix}{layout.projection}.weight", (width, 2 * width)),
+        "final_norm": Source("model.norm.weight", (width,), offset=offset),
+        "embedding_norm": Source(f"{prefix}{layout.embedding_norm}.weight", (width,), offset=offset),
+        "hidden_norm": Source(f"{prefix}{layout.hidden_norm}.weight", (width,), offset=offset),
+        "projection": Source(f"{prefix}{layout.projection}.weight", (width, 2 * width)),
     }
-    found = [WeightSpec(name, (source,)) for name, source in sources.items()]
+    found = [WeightSpec(f"{PREFIX}{name}.weight", (source,)) for name, source in sources.items()]
     for spec in weight_specs(head.model):
         if spec.name.removesuffix(".weight") not in skipped:
             stored = tuple(replace(one, name=layout.stored_name(config, one.name)) for one in spec.sources)

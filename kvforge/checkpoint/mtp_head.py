@@ -33,7 +33,6 @@ def carrier_of(head: str | Path, checkpoint: Checkpoint) -> Path | None:
 
 def open_mtp_head(path: Path, target: Checkpoint, config: ModelConfig) -> tuple[Checkpoint, DraftHead]:
     """Open the module that the checkpoint at ``path`` carries, for the model ``config`` of the checkpoint ``target``.
-    What of it is the model's own tensor again is the engine's, too.
 
     Raises:
         CheckpointError: it has no module or several, is another model's, lacks a tensor or has one of another shape.
