@@ -40,8 +40,7 @@ class MtpLayout:
         return self.prefix.format(config.num_layers)
 
     def stored_name(self, config: ModelConfig, name: str) -> str:
-        """Return what a checkpoint calls a tensor that is ``name`` in a model of one layer, which the module is but for
-        its projection and two norms."""
+        """Return what a checkpoint calls a tensor that is ``name`` in a model of one layer."""
         prefix = self.prefix_of(config)
         for start, own in (
             ("model.layers.0.", self.layer),
@@ -64,8 +63,8 @@ BY_ITSELF = MtpLayout(BESIDE, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc
 
 
 def mtp_head(config: ModelConfig) -> DraftHead:
-    """Return the module of a model, with an embedding and an LM head of its own: a layer as the model's last are, with
-    full attention, and with experts where the model has any."""
+    """Return the module of a model, with an embedding and an LM head of its own: one layer with full attention, and
+    with experts where the model has any."""
     experts = None if config.experts is None else replace(config.experts, layers=(0,))
     layer = replace(
         config.first_layers(1),

@@ -18,14 +18,11 @@ from model_defs.draft_graph import PREFIX, HeadTable, head_buffers, unrounded
 from model_defs.draft_head import DraftHead
 from model_defs.families import families
 from model_defs.layers import Linear, Pool, RMSNorm, StepInputs
-from model_defs.mtp import MtpLayout
 from model_defs.rope import rope_cos_sin
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 
-FINAL_NORM = f"{PREFIX}final_norm.weight"
-"""The target's last norm."""
 TURN = f"{PREFIX}turn"
 """What turns the target's stream back: the matrix Q of the basis that an engine has it in."""
 
@@ -107,26 +104,19 @@ class MtpGraph(nn.Module):
         return part.token_of.index_select(0, best), x
 
 
-def layout_of(config: ModelConfig) -> MtpLayout:
-    """Return what checkpoints of a model call its module; raises ValueError for a family that has none."""
-    layout = families()[config.model_type].mtp
-    if layout is None:
-        raise ValueError(f"{config.model_type} has no module for multi-token prediction")
-    return layout
-
-
 def mtp_weight_specs(config: ModelConfig, head: DraftHead) -> list[WeightSpec]:
     """Return every tensor of the module with its sources in the target's checkpoint, but for ``token_of``."""
-    layout, width, offset = layout_of(config), head.width, config.norm_offset
+    layout, width, offset = families()[config.model_type].mtp, head.width, config.norm_offset
+    assert layout is not None
     prefix = layout.prefix_of(config)
     skipped = {name for name, is_own in (("embed", head.own_embedding), ("lm_head", head.own_lm_head)) if not is_own}
-    norms = {"embedding_norm": layout.embedding_norm, "hidden_norm": layout.hidden_norm}
     sources = {
-        FINAL_NORM: Source("model.norm.weight", (width,), offset=offset),
-        **{f"{PREFIX}{n}.weight": Source(f"{prefix}{s}.weight", (width,), offset=offset) for n, s in norms.items()},
-        f"{PREFIX}projection.weight": Source(f"{prefix}{layout.projection}.weight", (width, 2 * width)),
+        "final_norm": Source("model.norm.weight", (width,), offset=offset),
+        "embedding_norm": Source(f"{prefix}{layout.embedding_norm}.weight", (width,), offset=offset),
+        "hidden_norm": Source(f"{prefix}{layout.hidden_norm}.weight", (width,), offset=offset),
+        "projection": Source(f"{prefix}{layout.projection}.weight", (width, 2 * width)),
     }
-    found = [WeightSpec(name, (source,)) for name, source in sources.items()]
+    found = [WeightSpec(f"{PREFIX}{name}.weight", (source,)) for name, source in sources.items()]
     for spec in weight_specs(head.model):
         if spec.name.removesuffix(".weight") not in skipped:
             stored = tuple(replace(one, name=layout.stored_name(config, one.name)) for one in spec.sources)

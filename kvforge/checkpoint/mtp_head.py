@@ -22,8 +22,8 @@ _INSTEAD = "leave --draft-head out, or give another head for the model"
 
 
 def carrier_of(head: str | Path, checkpoint: Checkpoint) -> Path | None:
-    """Return the checkpoint whose module ``head`` stands for: that of the model, or one of a family that has modules;
-    None where it is another kind of head. Raises CheckpointError where its config.json cannot be read."""
+    """Return the checkpoint whose module ``head`` stands for, the model's own or one of a family that has modules; None
+    for another kind of head. Raises CheckpointError for a damaged config.json."""
     if str(head) == MTP:
         return checkpoint.path
     file = Path(head) / CONFIG
@@ -33,22 +33,18 @@ def carrier_of(head: str | Path, checkpoint: Checkpoint) -> Path | None:
 
 def open_mtp_head(path: Path, target: Checkpoint, config: ModelConfig) -> tuple[Checkpoint, DraftHead]:
     """Open the module that the checkpoint at ``path`` carries, for the model ``config`` of the checkpoint ``target``.
-    What of it is the model's own tensor again is the engine's, too.
 
     Raises:
         CheckpointError: it has no module or several, is another model's, lacks a tensor or has one of another shape.
     """
     layout = families()[config.model_type].mtp
     if layout is None:
-        raise CheckpointError(
-            f"{path} is a {config.model_type} model, whose checkpoints carry no module for multi-token prediction; "
-            f"{_INSTEAD}."
-        )
+        raise CheckpointError(f"{config.model_type} models carry no module for multi-token prediction; {_INSTEAD}.")
     whole = open_with_mtp(path)
     its = read_model_config(whole)
     if (its.model_type, its.num_layers) != (config.model_type, config.num_layers):
         raise CheckpointError(
-            f"{path} is a {its.model_type} model of {its.num_layers} layers, and its module is to draft for a "
+            f"{path} is a {its.model_type} model of {its.num_layers} layers, and its module is for no "
             f"{config.model_type} of {config.num_layers}; {_INSTEAD}."
         )
     _check_count(whole, layout)

@@ -71,6 +71,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="POLICY",
         help="what one keeps of a sequence, as docs/kv-policies.md says (default: the engine's)",
     )
+    parser.add_argument(
+        "--draft-head", choices=("mtp",), help="count the checkpoint's module too (default: the engine's head)"
+    )
     parser.add_argument("--page-size", type=_count, metavar="P", help="tokens of a page (default: the engine's, or 32)")
     parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request")
     parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request")
@@ -124,6 +127,10 @@ def run(args: argparse.Namespace) -> int:
     subject = load_subject(args.model, args.revision)
     if args.weight_dtype is not None:
         subject = subject.with_weights(args.weight_dtype)
+    if args.draft_head is not None:
+        subject = subject.with_module()
+    if subject.head is not None and args.tensor_parallel_size is not None:
+        raise KvforgeError("--tensor-parallel-size is for engines without a draft head; leave one of them out.")
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
     if args.input + args.output > subject.model.max_position and not args.quiet:
         print(
@@ -133,7 +140,13 @@ def run(args: argparse.Namespace) -> int:
         )
     page_size = args.page_size or subject.page_size
     work = PlannedWorkload(
-        args.input, args.output, subject.weight_dtype, args.distillation_tokens, page_size, subject.step_tokens
+        args.input,
+        args.output,
+        subject.weight_dtype,
+        args.distillation_tokens,
+        page_size,
+        subject.step_tokens,
+        subject.head,
     )
     size = args.tensor_parallel_size
     if size is not None and args.gpus not in (None, size):

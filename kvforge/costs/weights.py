@@ -6,6 +6,7 @@ from kvforge.common.number_formats import ELEMENT_BYTES, HEAD_DTYPES, SCALE_BYTE
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
 from kvforge.costs.cache import cached_numbers
 from model_defs import ModelConfig
+from model_defs.draft_head import DraftHead
 from model_defs.experts import Experts
 from model_defs.weights import weight_specs
 
@@ -47,6 +48,20 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
         count, rows = _padded_matrix(model.vocab_size, model.hidden_size, dtype)
         of_rows += round(count * _head_bytes(dtype)) + _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
     return step_weight_bytes(model, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
+
+
+def head_weight_bytes(model: ModelConfig, head: DraftHead, dtype: str) -> int:
+    """Return the bytes of a draft head's weights but those that it shares with its model, whose ``dtype`` its experts
+    have; all others are as wide as what is computed."""
+    one, width, table = head.model, head.width, head.model.vocab_size * head.width
+    count = num_parameters(one) - 2 * table + head.own_embedding * table + head.own_lm_head * head.draft_vocab * width
+    if len(head.layers) == 1:  # a module's norms and projection, and what turns the state
+        count += (3 + (2 + head.is_turned) * width) * width
+    else:
+        count += (1 + len(head.layers) * model.hidden_size + one.q_dim + 2 * one.kv_dim) * width
+    experts = 3 * one.experts.num_experts * width * one.experts.intermediate_size if one.experts else 0
+    wide = ELEMENT_BYTES["float32" if dtype == "float32" else "bfloat16"]
+    return round((count - experts) * wide + experts * WEIGHT_BYTES[dtype])
 
 
 def step_weights(model: ModelConfig, tokens: int | None = None) -> int:

@@ -11,13 +11,15 @@ from kvforge.kv_policies import Full, KVPolicy, Need
 from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.plan import DEFAULT_STEP_TOKENS
 from kvforge.planning.presets import PRESETS
-from model_defs import ModelConfig
+from model_defs import ModelConfig, families
+from model_defs.draft_head import DraftHead
+from model_defs.mtp import mtp_head
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to plan for, as it is: the cuts and group sizes to show unless told otherwise, its dtypes, KV
-    policy, page size and tokens of a step. ``int4_dtype`` is what a build makes of the weight dtype int4."""
+    """A model to plan for, as it is: the cuts and group sizes to show unless told otherwise, its dtypes, KV policy,
+    page size, tokens of a step and draft head. ``int4_dtype`` is what a build makes of the weight dtype int4."""
 
     name: str
     model: ModelConfig
@@ -29,7 +31,21 @@ class Subject:
     page_size: int = 32
     step_tokens: int = DEFAULT_STEP_TOKENS
     is_engine: bool = False
+    head: DraftHead | None = None
     int4_dtype: str = "int4"
+
+    def with_module(self) -> "Subject":
+        """Return it with a module for multi-token prediction that shares the model's embedding and LM head, as draft
+        head. Raises KvforgeError for an engine, and for a family without modules."""
+        family = families().get(self.model.model_type)
+        if self.is_engine or family is None or family.mtp is None:
+            raise KvforgeError(
+                f"--draft-head mtp is for checkpoints of families with such a module, which {self.name} is not one "
+                "of; leave it out."
+            )
+        return dataclasses.replace(
+            self, head=dataclasses.replace(mtp_head(self.model), own_embedding=False, own_lm_head=False)
+        )
 
     def with_weights(self, dtype: str) -> "Subject":
         """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
@@ -73,6 +89,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             page_size=manifest.page_size,
             step_tokens=manifest.max_num_tokens,
             is_engine=True,
+            head=manifest.draft_head,
         )
     if is_gguf(path):
         return _from_checkpoint(path, gguf_name(path.resolve()))

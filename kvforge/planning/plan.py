@@ -18,7 +18,7 @@ from kvforge.costs.cache import (
     state_bytes,
 )
 from kvforge.costs.flops import full_token, skipped_token, table_1
-from kvforge.costs.weights import num_parameters, weight_bytes
+from kvforge.costs.weights import head_weight_bytes, num_parameters, weight_bytes
 from kvforge.kv_policies import Full, of_cache
 from kvforge.planning.capacity import (
     GIB,
@@ -34,6 +34,7 @@ from kvforge.planning.capacity import (
 )
 from kvforge.planning.cuts import merged, with_cut, without_cut
 from model_defs import ModelConfig
+from model_defs.draft_head import DraftHead
 
 DEFAULT_STEP_TOKENS = 2048
 """Those of a build's default ``--max-num-tokens``."""
@@ -44,7 +45,7 @@ RATIOS = (1, 2, 5, 10, 20, 50, 100)
 @dataclass(frozen=True)
 class PlannedWorkload:
     """Tokens of a request, dtype of the weights, and what distilling costs in tokens; tokens of a page and of a step,
-    for caches that have exact pages."""
+    for caches that have exact pages; the draft head beside each variant."""
 
     input_tokens: int = 8192
     output_tokens: int = 256
@@ -52,6 +53,14 @@ class PlannedWorkload:
     distillation_tokens: float = 680e6
     page_size: int = 32
     step_tokens: int = DEFAULT_STEP_TOKENS
+    head: DraftHead | None = None
+
+    def head_costs(self, model: ModelConfig) -> dict[str, int]:
+        """Return the bytes of the draft head's weights, and of what it keeps of a token; 0 without one."""
+        if self.head is None:
+            return {"weight_bytes": 0, "kv_bytes_per_token": 0}
+        weights = head_weight_bytes(model, self.head, self.weight_dtype)
+        return {"weight_bytes": weights, "kv_bytes_per_token": kv_bytes(self.head.model, self.wide_dtype)}
 
     @property
     def wide_dtype(self) -> str:
@@ -156,6 +165,8 @@ def make_plan(
         "table_1_context": model.max_position,
         "variants": [_row(model, variant, work, fleet) for variant in variants],
     }
+    if work.head is not None:
+        plan["draft_head"] = {"kind": work.head.kind, **work.head_costs(model)}
     if fleet.memory_gib:
         plan["capacity"] = [_capacity(variants, work, fleet, memory) for memory in fleet.memory_gib]
     if tokens_per_second:
@@ -227,15 +238,19 @@ def _capacity(variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, 
     machine, length = fleet.machine(memory_gib), work.input_tokens + work.output_tokens
     rows: list[dict[str, Any]] = []
     for variant in variants:
-        each, of_step = _exact_bytes(variant, work, 1, 0), _exact_bytes(variant, work, 0, work.step_tokens)
+        head, of_step = work.head_costs(variant.model), _exact_bytes(variant, work, 0, work.step_tokens)
+        each = _exact_bytes(variant, work, 1, 0) + length * head["kv_bytes_per_token"]
         each += state_bytes(variant.model, work.wide_dtype)
-        kept = machine.reserve_bytes + of_step
+        kept = machine.reserve_bytes + of_step + head["weight_bytes"]
         free = dataclasses.replace(machine, reserve_bytes=kept)
         kept_by_one = sequence_kv_bytes(variant.model, variant.kv_dtype, work.input_tokens, length)
         dtypes, prompt = (work.weight_dtype, variant.kv_dtype), work.input_tokens
         requests = requests_that_fit(variant.model, free, *dtypes, length, each, prompt)
-        beside = dataclasses.replace(machine, reserve_bytes=kept + requests * each)
+        beside = dataclasses.replace(machine, reserve_bytes=kept + requests * _exact_bytes(variant, work, 1, 0))
         tokens = cache_tokens(variant.model, beside, *dtypes)
+        if head["kv_bytes_per_token"]:
+            own = kv_bytes(variant.model, variant.kv_dtype)
+            tokens = int(tokens * own / (own + head["kv_bytes_per_token"]))
         if variant.model.is_blind:  # as those of such requests
             tokens = int(tokens * kv_bytes(variant.model, variant.kv_dtype) * length / kept_by_one)
         row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": requests}

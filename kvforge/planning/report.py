@@ -43,6 +43,9 @@ def describe(plan: dict[str, Any]) -> str:
         blocks.append(f"A state of {format_bytes(state)} besides for each request, whatever its length")
     if exact := _exact_pages(plan["variants"]):
         blocks.append(exact)
+    if head := plan.get("draft_head"):
+        size, each = format_bytes(head["weight_bytes"]), head["kv_bytes_per_token"]
+        blocks.append(f"With a draft head ({head['kind']}): {size} of weights and {each} bytes per token more")
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
     if "ranks" in plan:

@@ -20,7 +20,9 @@ from model_defs import load_config
 from perf.gpu.models import Limits, Variant, manifest_of, model_config, resolved_options
 from perf.harness.random_checkpoint import LLAMA_8B
 from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.draft_heads import add_mtp, make_head
 from tests.support.models.foreign_weights import quantize_checkpoint
+from tests.support.sessions.eager import eager_session
 from tests.support.sessions.fake import fake_manifest
 
 PAPER = 0.01
@@ -285,3 +287,36 @@ def test_prefixes_in_files_are_bytes_over_bytes_a_token(capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["prefixes"]["tokens"]["cut 16 of 32, 4-way"] == 64 * 2**30 // 81920
     assert main(["plan", *arguments]) == 0 and "838,860" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("family", "own"), [("deepseek_v3", False), ("glm4_moe", True), ("llama", True)])
+def test_a_draft_head_is_counted(capsys, tmp_path, family, own):
+    """As an engine's weights file and pools have it, where their copies of a few numbers are left out."""
+    path = make_checkpoint(tmp_path / "c", family)
+    head = str(make_head(tmp_path / "h", path, table=True)) if family == "llama" else "mtp"
+    path = path if family == "llama" else add_mtp(path, leave_out="" if own else "embed_tokens|[.]head")
+    session = eager_session(path, BuildOptions(dtype="float32", draft_head=head, max_draft_len=2, max_seq_len=128))
+    stored = {name: each for name, each in session._weights.items() if name.startswith("draft.")}
+    copies = sum(each.numel() * 15 // 16 for name, each in stored.items() if name.endswith("score_bias"))
+    tables = sum(stored[f"draft.{name}"].numel() for name in ("inverse_frequencies", "token_of"))
+    weights = 4 * (sum(each.numel() for each in stored.values()) - copies - tables)
+    (tmp_path / "engine").mkdir()
+    save_manifest(dataclasses.replace(session.manifest, isa=("x86_64",)), tmp_path / "engine")
+    sizes = ["--input", 64, "--output", 16, "--memory-gib", 0.3]
+    found = plan(capsys, "--model", tmp_path / "engine", *sizes)
+    kept = sum(each.nbytes for each in session.allocate_draft_pool(4)) // (4 * session.manifest.page_size)
+    counted = {"kind": session.manifest.draft_head.kind, "weight_bytes": weights, "kv_bytes_per_token": kept}
+    assert found["draft_head"] == counted
+    save_manifest(dataclasses.replace(session.manifest, isa=("x86_64",), draft_head=None), tmp_path / "engine")
+    without = plan(capsys, "--model", tmp_path / "engine", *sizes)["capacity"][0]["variants"]
+    for one, other in zip(found["capacity"][0]["variants"], without, strict=True):
+        assert 0 < one["requests"] < other["requests"] and 0 < one["cache_tokens"] < other["cache_tokens"]
+    if not own:
+        assert plan(capsys, "--model", path, "--draft-head", "mtp", *sizes)["draft_head"] == counted
+    for arguments, message in (
+        (["--model", str(tmp_path / "engine")], "families with such a module, which engine is not one of"),
+        (["--model", "llama-3.1-8b"], "which llama-3.1-8b is not one of"),
+        (["--model", str(ASSETS / "tiny-teacher")], "which tiny-teacher is not one of"),
+    ):
+        assert main(["plan", *arguments, "--draft-head", "mtp"]) == 1
+        assert message in capsys.readouterr().err
