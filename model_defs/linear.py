@@ -1,5 +1,6 @@
 """The sizes of linear attention with a gated delta rule (Gated DeltaNet, arXiv 2412.06464), and of its state."""
 
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,13 +26,16 @@ class LinearAttention:
 
     A layer's state is in two pools, of one row for each state that is kept: one, "conv", of the projections of the last
     ``conv_width - 1`` tokens, oldest first, in the dtype of the model, and ``state``, S of all heads in float32. The
-    lower graph of a model without a cut takes both of each layer, in order of the layers, behind the pools of K and V,
-    and then two inputs more, its last; the upper graph takes none of these:
+    lower graph takes both of each layer, in order of the layers, behind the pools of K and V, and then two inputs more,
+    its last:
 
     - ``state_read`` int32 ``[S]``: the row that each sequence of the step goes on from, -1 at its start;
     - ``state_write`` int32 ``[T]``: the row that the state after each packed token goes to, -1 for none.
 
     ``by_key_head`` checkpoints have the projections of a key head, and of the value heads that it serves, together.
+
+    The upper graph of a model with a cut takes S of each layer above it, and ``survivor_state`` int32 ``[R]``: the rows
+    that the states after the survivors were written to.
 
     In a step no row is written twice, and none is read by one sequence and written by another.
     """
@@ -58,7 +62,7 @@ class LinearAttention:
             )
         if self.conv_width < 2:
             raise ModelError(f"linear_conv_kernel_dim is {self.conv_width}; it must be at least 2.")
-        if self.num_value_heads * self.key_dim * self.value_dim > MAX_STATE or self.conv_numbers > MAX_STATE:
+        if any(math.prod(shape) > MAX_STATE for shape in self.row_shapes(self.conv_channels)):
             raise ModelError(f"A state of linear attention has more than {MAX_STATE} numbers; config.json is damaged.")
 
     def first_layers(self, count: int) -> "LinearAttention | None":
@@ -82,17 +86,13 @@ class LinearAttention:
         return 2 * self.keys_dim + self.values_dim
 
     @property
-    def conv_numbers(self) -> int:
-        """Numbers of one row of ``conv``."""
-        return (self.conv_width - 1) * self.conv_channels
+    def state_channels(self) -> int:
+        """Those of them that the state is made of: k and v."""
+        return self.keys_dim + self.values_dim
 
-    @property
-    def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of one row of ``conv`` and of ``state``."""
-        return (
-            (self.conv_width - 1, self.conv_channels),
-            (self.num_value_heads, self.key_dim, self.value_dim),
-        )
+    def row_shapes(self, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of one row of the pools, of a convolution of so many channels and of S."""
+        return (self.conv_width - 1, channels), (self.num_value_heads, self.key_dim, self.value_dim)
 
 
 SMALLEST_DIM = 16

@@ -17,13 +17,23 @@ def linear_attention(
     x: Tensor,
     name: str,
     eps: float,
+    single_input: Tensor | None = None,
 ) -> Tensor:
     """Return what a layer's linear attention gives its output projection, ``[n, values]``, of normed ``x`` ``[n,
-    hidden]``; states are in the dtype of the model, or in float32 where that is wider."""
-    channels, gate, rate, step = _projected(linear, project, x, name)
-    width, wide = linear.conv_width, torch.promote_types(x.dtype, torch.float32)
-    padded = F.pad(channels.T[None], (width - 1, 0))
-    mixed = F.silu(F.conv1d(padded, weights[f"{name}.conv1d.weight"], groups=linear.conv_channels))[0].T
+    hidden]``; states are in the dtype of the model, or in float32 where that is wider. Above a cut they are made of the
+    ``single_input`` ``[n, hidden]``, and queries have no convolution."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if single_input is None:
+        channels, gate, rate, step = _projected(linear, project, x, name)
+        mixed = _convolved(channels, weights[f"{name}.conv1d.weight"])
+    else:
+        queries, gate = (project(x, f"{name}.in_proj_{part}_swiftkv") for part in "qz")
+        channels, rate, step = (project(single_input, f"{name}.in_proj_{part}_swiftkv") for part in ("kv", "b", "a"))
+        kv, gate = (
+            _convolved(channels, weights[f"{name}.conv1d_swiftkv.weight"]),
+            gate.unflatten(-1, (-1, linear.value_dim)),
+        )
+        mixed = torch.cat((F.silu(queries), kv), -1)
     keys, repeats = linear.keys_dim, linear.num_value_heads // linear.num_key_heads
     q, k, v = mixed.to(wide).split((keys, keys, linear.values_dim), -1)
     q, k = (
@@ -44,6 +54,12 @@ def linear_attention(
     normed = result / (result.square().mean(-1, keepdim=True) + eps).sqrt()
     normed = weights[f"{name}.norm.weight"] * normed.to(x.dtype)
     return (normed * F.silu(gate.to(wide))).to(x.dtype).flatten(1)
+
+
+def _convolved(channels: Tensor, gains: Tensor) -> Tensor:
+    """SiLU of the causal convolution of ``[n, channels]``, channel by channel, with gains ``[channels, 1, width]``."""
+    padded = F.pad(channels.T[None], (gains.shape[2] - 1, 0))
+    return F.silu(F.conv1d(padded, gains, groups=gains.shape[0]))[0].T
 
 
 def _projected(

@@ -307,7 +307,8 @@ def reference_hidden(
         x = before(hidden, f"{prefix}.input_layernorm")
         if config.linear is not None and config.is_linear(layer):
             mixer = f"{prefix}.linear_attn"
-            mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+            above = single_input if layer >= config.cut and config.is_swiftkv else None
+            mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
             mixed = linear(mixed, f"{mixer}.out_proj")
         else:
             mixed = attended(layer, owner, x)

@@ -54,12 +54,10 @@ class CacheLayout:
         has_scales = KV_FORMATS[self.kv_dtype].scales == "dynamic"
         return [*elements, *([(slots, "float32")] * len(elements) if has_scales else [])]
 
-    def linear_state(self, num_rows: int) -> list[Spec]:
-        """Return the tensors of each layer with linear attention: the inputs of its convolution and S, for so many
-        states (``model_defs.linear``); nothing without such layers."""
-        if self.model.linear is None:
-            return []
-        conv, state = self.model.linear.row_shapes
+    def linear_state(self, num_rows: int, layer: int) -> list[Spec]:
+        """Return the tensors of a layer with linear attention: the inputs of its convolution and S, for so many states
+        (``model_defs.linear``)."""
+        conv, state = self.model.state_shapes_of(layer)
         return [((num_rows, *conv), self.dtype), ((num_rows, *state), "float32")]
 
     def state(self, rows: Mapping[str, int]) -> list[Spec]:

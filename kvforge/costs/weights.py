@@ -56,7 +56,7 @@ def step_weights(model: ModelConfig, tokens: int | None = None) -> int:
     hidden, layers = model.hidden_size, range(model.num_layers)
     of_layers = sum(query_weights(model, layer) + hidden * model.attended_dim_of(layer) for layer in layers)
     of_owners = model.num_owners * expansion_weights(model) + hidden * cached_numbers(model)
-    of_inputs = 3 * model.num_layers * hidden * model.per_layer_input
+    of_inputs = 3 * model.num_layers * hidden * model.per_layer_input + state_input_weights(model)
     return of_layers + of_owners + mlp_weights(model, tokens) + of_inputs + model.vocab_size * hidden
 
 
@@ -64,15 +64,25 @@ def query_weights(model: ModelConfig, layer: int) -> int:
     """Return the weights that make a layer's queries and gates, through a latent of their own where there is one; in
     layers with linear attention all that reads the stream."""
     if model.linear is not None and model.is_linear(layer):
-        return model.hidden_size * (_linear_rows(model) + 2 * model.linear.num_value_heads)
+        gates = 2 * model.linear.num_value_heads if layer < model.cut else 0
+        return model.hidden_size * (_linear_rows(model, layer) + gates)
     rank = model.latent.query_rank if model.latent else None
     rows = model.projected_q_dim_of(layer)
     return model.hidden_size * rows if rank is None else rank * (model.hidden_size + model.q_dim)
 
 
-def _linear_rows(model: ModelConfig) -> int:
-    """Return the outputs of the projection of linear attention that is quantized with the others."""
-    return 0 if model.linear is None else model.linear.conv_channels + model.linear.values_dim
+def _linear_rows(model: ModelConfig, layer: int) -> int:
+    """Return the outputs of a layer's projection of linear attention that is quantized with the others."""
+    assert model.linear is not None
+    made = model.linear.conv_channels if layer < model.cut else model.linear.keys_dim
+    return made + model.linear.values_dim
+
+
+def state_input_weights(model: ModelConfig) -> int:
+    """Return the weights that make the updates of states above a cut, of the single input."""
+    linear = model.linear
+    rows = 0 if linear is None else linear.state_channels + 2 * linear.num_value_heads
+    return model.hidden_size * len(model.upper_linear) * rows
 
 
 def expansion_weights(model: ModelConfig) -> int:
@@ -137,13 +147,14 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         mlps.append((count * routed, model.experts.intermediate_size))
         mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
     rank = model.latent.query_rank if model.latent else None
-    rows = _linear_rows(model)
-    projected = [rows if model.is_linear(i) else rank or model.projected_q_dim_of(i) for i in layers]
+    projected = [_linear_rows(model, i) if model.is_linear(i) else rank or model.projected_q_dim_of(i) for i in layers]
+    of_states = len(model.upper_linear) * model.linear.state_channels if model.linear is not None else 0
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     single_input = model.upper_owners if model.is_swiftkv else ()
     matrices = [
         *((1, _padded_matrix(projected[i] + own_kv[i], hidden, dtype)) for i in layers),
         (1, _padded_matrix(sum(map(model.cached_numbers_of, single_input)), hidden, dtype)),
+        (1, _padded_matrix(of_states, hidden, dtype)),
         *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
         (len(layers), _padded_matrix(own, hidden, dtype)),

@@ -24,6 +24,11 @@ class ScoredSequence:
 
     def __init__(self, engine: LLMEngine, index: int, context: SequenceOf[int], continuation: SequenceOf[int]) -> None:
         config, total = engine.config, len(context) + len(continuation)
+        if config.reads_states:
+            raise RequestError(
+                "texts are not scored by models with linear attention above a cut, which keep no states for it",
+                operator="use an engine of a checkpoint without a cut",
+            )
         if total > config.max_seq_len:
             raise RequestError(
                 f"request {index} has {len(context)} context and {len(continuation)} continuation tokens, but the "
