@@ -9,7 +9,7 @@ from kvforge.kv_policies import Full, KVPolicy
 from kvforge.kv_policies.visibility import Visibility, visibility_of
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape, cache_shape
-from kvforge.runtime.state_capacity import count_states, rows_per_sequence
+from kvforge.runtime.state_capacity import bytes_for_all, count_states, rows_per_sequence
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 DEFAULT_FRACTION = 0.25
@@ -93,8 +93,8 @@ def resolve_config(
 
     The pool holds ``max_num_seqs`` sequences of ``max_seq_len`` tokens unless that exceeds ``kv_cache_gib``.
     Its default is 4 GiB or a quarter of ``available_bytes``, whichever is less, but enough for one such
-    sequence as long as that is at most 0.8 of ``available_bytes`` (0: unknown). ``num_pages`` overrides all
-    of this.
+    sequence, and for states of linear attention of all, as long as it is at most 0.8 of ``available_bytes`` (0:
+    unknown). ``num_pages`` overrides all of this.
 
     Where the KV policy has state, the same bytes also hold state pages and slots, see ``CacheShape.divide``; with
     ``num_pages`` there are state pages for all sequences unless ``num_state_pages`` are given. The host's part of them
@@ -122,7 +122,8 @@ def resolve_config(
     most = MAX_CACHE_TOKENS // manifest.page_size
     shape, budget = cache_shape(manifest, seqs, length, rows_per_sequence(manifest)), None
     if num_pages is None:
-        budget = _budget(manifest, shape, available_bytes, kv_cache_gib, length)
+        wanted = bytes_for_all(manifest, shape)
+        budget = _budget(manifest, shape, available_bytes, kv_cache_gib, length, wanted)
     reuses = enable_prefix_cache and manifest.policy.max_reusable(length) != 0 and not manifest.predicts
     states = count_states(manifest, shape, budget, num_pages, num_snapshots, snapshot_every, reuses)
     seqs = states.max_num_seqs
@@ -175,17 +176,18 @@ def resolve_config(
 
 
 def _budget(
-    manifest: Manifest, shape: CacheShape, available_bytes: int, kv_cache_gib: float | None, length: int
+    manifest: Manifest, shape: CacheShape, available_bytes: int, kv_cache_gib: float | None, length: int, wanted: int
 ) -> int:
-    """Return the bytes of the cache, in which one sequence of ``length`` tokens fits."""
+    """Return the bytes of the cache, in which one sequence of ``length`` tokens fits; by default at least ``wanted``
+    where that is not too much."""
     needed = shape.least_bytes
     if kv_cache_gib is not None:
         budget = int(min(kv_cache_gib * 2**30, 2.0**62))
     elif available_bytes > 0:
         default = min(DEFAULT_KV_CACHE_BYTES, int(available_bytes * DEFAULT_FRACTION))
-        budget = min(max(default, needed), int(available_bytes * LARGEST_DEFAULT_FRACTION))
+        budget = min(max(default, wanted), int(available_bytes * LARGEST_DEFAULT_FRACTION))
     else:
-        budget = max(DEFAULT_KV_CACHE_BYTES, needed)
+        budget = max(DEFAULT_KV_CACHE_BYTES, wanted)
     if budget < needed:
         per_page = shape.page_bytes + shape.state_page_bytes + shape.upper_page_bytes
         fits = max(budget - shape.fixed_bytes, 0) // per_page * manifest.page_size

@@ -31,6 +31,13 @@ def rows_per_sequence(manifest: Manifest) -> int:
     return 1 + manifest.max_draft_len if manifest.state_bytes else 0
 
 
+def bytes_for_all(manifest: Manifest, shape: CacheShape) -> int:
+    """Return the bytes in which sequences of ``shape``, which counts one's states, all have theirs, and one the pages
+    of the greatest length."""
+    live = shape.max_num_seqs * rows_per_sequence(manifest) * shape.row_bytes
+    return max(shape.least_bytes - shape.num_rows * shape.row_bytes + live, LIVE_SHARE * live)
+
+
 def count_states(
     manifest: Manifest,
     shape: CacheShape,

@@ -173,9 +173,10 @@ def test_drafts_change_no_token(drafts: str, tmp_path: Path, seeds: Seeds) -> No
     assert min(counts["accepted"], counts["drafts"] - counts["accepted"]) > len(schedules) // 20, counts
 
 
-def test_scores_are_the_references(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["qwen3", "states of linear attention"])
+def test_scores_are_the_references(case: str, tmp_path: Path) -> None:
     """Of continuations whose contexts begin alike, in chunks, with prefixes that are kept and without."""
-    path = checkpoint(tmp_path, "qwen3")
+    path = checkpoint(tmp_path, case) if case in MODELS else make_checkpoint(tmp_path / "model", "qwen3_5_text")
     session, weights = session_of(path), load_weights(path)
     config = read_model_config(open_model(path))
     generator = torch.Generator().manual_seed(5)
@@ -186,7 +187,8 @@ def test_scores_are_the_references(tmp_path: Path) -> None:
         for size, count in sizes
     ]
     for chunk, keep in ((256, True), (11, True), (7, False)):
-        llm = LLM(session=session, num_pages=24, num_upper_pages=8, max_num_tokens=chunk, enable_prefix_cache=keep)
+        more = {"num_upper_pages": 8} if case in MODELS else {"num_snapshots": 8, "snapshot_every": 1}
+        llm = LLM(session=session, num_pages=24, max_num_tokens=chunk, enable_prefix_cache=keep, **more)
         for (context, continuation), found in zip(requests, score(llm, requests), strict=True):
             ids = torch.tensor([*context, *continuation])
             logits = reference_logits(config, weights, ids, num_prompt_tokens=len(context))[len(context) - 1 : -1]

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,9 @@ SIGMOIDS, UNROTATED, NORMS_AFTER = (
 )
 """Experts by sigmoids in groups; a layer without rotation in a group; norms behind layers and windows; in bf16."""
 
+STATES = EngineSpec("qwen3_next", bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 4),))
+"""Linear attention in three of four layers, and experts, in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -150,8 +154,10 @@ def alone(
     return tokens, reason, top
 
 
-def compare(session: CountingSession, schedules: Sequence[int]) -> tuple[int, int, list[float], Counter[str]]:
-    """Run schedules; returns (sequences equal, different, gap at each first difference, counts).
+def compare(
+    session: CountingSession, schedules: Sequence[int], **options: Any
+) -> tuple[int, int, list[float], Counter[str]]:
+    """Run schedules with these ``options``; returns (sequences equal, different, gap at each first difference, counts).
 
     The gap is how much less probable the token of the schedule is than the most probable one, alone: at least
     that of the top two.
@@ -166,6 +172,7 @@ def compare(session: CountingSession, schedules: Sequence[int]) -> tuple[int, in
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
             enable_prefix_cache=plan.enable_prefix_cache,
+            **options,
         )
         session.calls.clear()
         tokens, reasons, aborted = run_plan(engine, plan)
@@ -233,7 +240,18 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(
 
 @pytest.mark.parametrize(
     "spec",
-    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS, LATENTS, SIGMOIDS, UNROTATED, NORMS_AFTER],
+    [
+        EXPERTS,
+        PLAIN_EXPERTS_INT8,
+        LOCAL_ROTATIONS,
+        SHARED_CACHES,
+        SINKS,
+        LATENTS,
+        SIGMOIDS,
+        UNROTATED,
+        NORMS_AFTER,
+        STATES,
+    ],
     ids=[
         "experts",
         "experts, int8, no cut",
@@ -244,6 +262,7 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(
         "sigmoids",
         "unrotated",
         "norms after",
+        "states",
     ],
 )
 def test_other_layers_give_the_tokens_of_one_at_a_time(
@@ -255,7 +274,8 @@ def test_other_layers_give_the_tokens_of_one_at_a_time(
         session = load(engines.engine(spec))
     else:
         session = CountingSession(eager_session(engines.checkpoint(spec), spec.options))
-    num_equal, num_different, gaps, counts = compare(session, schedules := seeds(60, NUM_SCHEDULES))
+    options = {"snapshot_every": 1, "num_snapshots": 12} if session.manifest.state_bytes else {}
+    num_equal, num_different, gaps, counts = compare(session, schedules := seeds(60, NUM_SCHEDULES), **options)
     print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or best_isa() == "portable", gaps
     assert num_equal > 4 * len(schedules)
