@@ -6,13 +6,10 @@ from typing import Any
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.gated_conv import GatedConv
-from model_defs.kv_layout import owner_table
+from model_defs.kv_layout import NO_OWNER, hybrid_owner_table, owner_table
 from model_defs.latent import LatentAttention
 from model_defs.linear import LinearAttention
 from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
-
-NO_OWNER = -1
-"""In a table of owners, what a layer without K and V has."""
 
 MAX_SIZE = 2**31 - 1
 """Of any of a model's sizes: graphs and tables count in 32 bits."""
@@ -59,8 +56,9 @@ class ModelConfig:
 
     With ``latent`` a layer's K and V are one row of ``head_dim`` numbers, ``latent.width``, with a single KV head.
 
-    The layers of ``linear`` have no cache, but a state of each sequence. With ``attention_gate`` each number that the
-    other layers' attention gives is multiplied by the sigmoid of another, which the projection of q makes too.
+    The layers of ``linear`` have no cache, but a state of each sequence. Above the cut its updates are made of the
+    single input too, and queries of the layer's own input, without a convolution. With ``attention_gate`` each number
+    that the other layers' attention gives is multiplied by the sigmoid of another, which the projection of q makes too.
     """
 
     model_type: str
@@ -184,7 +182,9 @@ class ModelConfig:
             return
         reasons = {
             "it has fewer layers than its configuration names": self.linear.layers[-1] >= self.num_layers,
-            "prompt tokens skip layers above a cut": self.has_cut,
+            "its cut is blind": self.is_blind,
+            "prompt tokens skip layers above a cut": self.has_cut and not self.linear.may_be_above_a_cut,
+            "it has an early exit": self.early_exit,
             "its layers share caches": bool(self.layer_owners),
             "its attention is latent": self.latent is not None,
             "some of its layers have a sliding window": any(self.layer_windows),
@@ -371,7 +371,7 @@ class ModelConfig:
     def owner_of_layer(self) -> tuple[int, ...]:
         """For each layer, the layer whose K,V cache it reads; -1 for one that keeps a state and reads none."""
         if self.linear is not None:
-            return tuple(NO_OWNER if self.is_linear(layer) else layer for layer in range(self.num_layers))
+            return hybrid_owner_table(self.num_layers, self.cut, self.group_size, self.linear.layers)
         return self.layer_owners or owner_table(self.num_layers, self.cut, self.group_size)
 
     @property
@@ -387,6 +387,20 @@ class ModelConfig:
     def linear_layers(self) -> tuple[int, ...]:
         """Layers that keep a state, ascending."""
         return () if self.linear is None else self.linear.layers
+
+    @property
+    def upper_linear(self) -> tuple[int, ...]:
+        """Those of them at or above the cut, whose states the lower graph writes and the upper graph reads."""
+        return tuple(layer for layer in self.linear_layers if layer >= self.cut)
+
+    def state_pool_of(self, layer: int) -> int:
+        """Where the two pools of a linear layer are among those of the lower graph: behind those of K and V."""
+        return len(self.written_below) + self.linear_layers.index(layer)
+
+    def state_shapes_of(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes of one row of a layer's pools for states."""
+        assert self.linear is not None
+        return self.linear.row_shapes(layer >= self.cut)
 
     @property
     def num_owners(self) -> int:

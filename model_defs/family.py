@@ -20,7 +20,8 @@ class Family:
     matches: applied in order, they turn the names of the family's tensors into those of ``model_defs.weights``, and
     leave the latter as they are. ``fused`` are modules that the family's checkpoints may store as one, such as
     ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it. Those
-    that are not ``is_rewired`` have no SwiftKV form, nor a model to calibrate and train. ``text_part_of`` are the
+    that are not ``is_rewired`` have no SwiftKV form; they and those that are not ``is_trained`` have no model to
+    calibrate and train. ``text_part_of`` are the
     ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
     ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides those of ``model_defs.config_keys``, and
     ``fixed`` keys that the family's models in transformers obey and here do not, with the values that change nothing;
@@ -39,6 +40,7 @@ class Family:
     weight_names: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     is_rewired: bool = True
+    is_trained: bool = True
     text_part_of: tuple[str, ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stacked_by_outputs: bool = False

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from model_defs.errors import ModelError
-from model_defs.state_layers import MAX_STATE, StateLayers
+from model_defs.state_layers import CONVOLVE, MAX_STATE, StateLayers
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,26 @@ class GatedConv(StateLayers):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        return ("short_conv",)
+        return (CONVOLVE,)
 
-    @property
-    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
         return ((self.conv_width - 1, self.channels),)
 
     @property
     def result_dim(self) -> int:
         return self.channels
 
-    @property
-    def rounded_rows(self) -> int:
+    def rounded_rows(self, is_above: bool = False) -> int:
         return 3 * self.channels
 
     @property
-    def mixing_flops(self) -> int:
-        return (2 * self.conv_width + 2) * self.channels
+    def read_flops(self) -> int:
+        """The product by c."""
+        return self.channels
+
+    def update_flops(self, is_above: bool = False) -> int:
+        """The product by b, and the convolution."""
+        return (2 * self.conv_width + 1) * self.channels
 
     @property
     def sum_terms(self) -> int:

@@ -34,7 +34,8 @@ from model_defs.layers import (
     norm_of_heads,
     to_stream,
 )
-from model_defs.linear_layers import StateInputs
+from model_defs.linear import LinearAttention
+from model_defs.linear_layers import StateInput, StateInputs, StateUpdate
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from model_defs.token_scores import TokenScorer, write_scores
@@ -157,10 +158,13 @@ class SingleInputKV(nn.Module):
         self.head_shape = (config.num_kv_heads, config.head_dim)
         self.num_owners = len(config.upper_owners)
         self.norm = RMSNorm(config.hidden_size, config.stream_eps) if config.pre_norms else None
-        self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
+        if self.num_owners:
+            self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
 
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, ...]]:
         """Return (k, v), each ``[T, kv_heads, head_dim]`` and not rotated, per owner."""
+        if not self.num_owners:
+            return []
         parts = [
             part.unflatten(-1, self.head_shape)
             for part in self.kv(hidden, self.norm).chunk(2 * self.num_owners, dim=-1)
@@ -192,6 +196,11 @@ class LowerGraph(PositionedGraph):
                 for owner in config.upper_owners:
                     k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
+        if isinstance(config.linear, LinearAttention) and config.upper_linear:
+            self.state_input = StateInput(config, config.linear)
+            for layer in config.upper_linear:
+                update = StateUpdate(config.linear, config.linear.state_channels)
+                self.layers[str(layer)] = nn.ModuleDict({"state": update})
         if head is not None and head.reads_below(config):
             self.draft = HEAD_CODE[head.kind].states(config, head)
         if config.kv_scorer is not None:
@@ -227,14 +236,15 @@ class LowerGraph(PositionedGraph):
         own_inputs = None if self.per_layer is None else self.per_layer(input_ids, hidden)
         new_pools: list[Pool] = []
         streams = dict[int, Tensor]()
+        states = None
+        if state_read is not None and state_write is not None:
+            states = StateInputs(query_start, state_read, state_write)
         for layer in range(config.cut):
             if self.head is not None and layer in self.head.layers:
                 streams[layer] = hidden
             block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
             if config.is_linear(layer):
-                assert state_read is not None and state_write is not None
-                pool = pools[len(config.written_below) + config.linear_layers.index(layer)]
-                hidden = block.mix(hidden, pool, StateInputs(query_start, state_read, state_write))
+                hidden = block.mix(hidden, pools[config.state_pool_of(layer)], states)
                 continue
             if owner == layer:
                 q, *kv = block.project_qkv(hidden)
@@ -249,12 +259,18 @@ class LowerGraph(PositionedGraph):
         streams[config.cut] = hidden
         if config.is_swiftkv:
             owned = self.single_input(hidden)
-            for owner, kv, pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
+            first = len(config.written_below) - len(config.upper_owners)
+            of_owners = pools[first : len(config.written_below)]
+            for owner, kv, pool in zip(config.upper_owners, owned, of_owners, strict=True):
                 if config.qk_norm or config.latent is not None:
                     make_key = self.layers[str(owner)]["k_norm" if config.qk_norm else "rows"]
                     kv = (make_key(kv[0]), *kv[1:])
                 new_pools.append(self.write(owner, kv, pool, slot_mapping, steps[owner]))
                 self._write_scores(owner, new_pools[-1], hidden, self.single_input.norm, slot_mapping)
+            if config.upper_linear:
+                made = self.state_input(hidden, self.single_input.norm)
+                for layer, part in zip(config.upper_linear, made, strict=True):
+                    self.layers[str(layer)]["state"](*part, pools[config.state_pool_of(layer)], states)
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         if self.head is not None:
@@ -309,6 +325,7 @@ class UpperGraph(PositionedGraph):
         state: tuple[Tensor, ...] = (),
         survivor_slots: Tensor | None = None,
         logit_index: Tensor | None = None,
+        survivor_state: Tensor | None = None,
     ) -> Any:
         """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some, and ``[R, H]`` for a draft
         head that reads above the cut; the pools then are as an insertion leaves them.
@@ -317,7 +334,8 @@ class UpperGraph(PositionedGraph):
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
         survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
         ``survivor_slots`` int32 ``[R]`` say where in them the survivors' K and V go; logits are those of
-        ``logit_index`` int32 ``[L]``.
+        ``logit_index`` int32 ``[L]``. In ``pools`` the states of each layer with linear attention follow, and
+        ``survivor_state`` int32 ``[R]`` are the survivors' rows in them.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
@@ -328,9 +346,14 @@ class UpperGraph(PositionedGraph):
         if config.has_cut:
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
-            pool_of_owner = dict(zip(config.owners_above, pools, strict=True))
+            pool_of_owner = dict(zip((*config.owners_above, *config.upper_linear), pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
+                if self.draft is not None and layer in self.draft.layers:
+                    streams[layer] = hidden
+                if config.is_linear(layer):
+                    hidden = block.read(hidden, pool_of_owner[layer][0], survivor_state)
+                    continue
                 owner = config.owner_of_layer[layer]
                 pool = pool_of_owner[owner]
                 if survivor_slots is not None and owner == layer:
@@ -340,8 +363,6 @@ class UpperGraph(PositionedGraph):
                     q = block.project_q(hidden)
                 own = self.own_pages(steps[layer], owner, pool)
                 own_input = more[layer - config.cut] if self.num_own else None
-                if self.draft is not None and layer in self.draft.layers:
-                    streams[layer] = hidden
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
         streams[config.num_layers] = hidden

@@ -1,5 +1,10 @@
 """Which layer owns the K,V cache that a layer reads, and where its pages begin."""
 
+from collections.abc import Collection
+
+NO_OWNER = -1
+"""In a table of owners, what a layer without K and V has."""
+
 
 def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
     """Return the owner layer of every layer.
@@ -10,6 +15,13 @@ def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
     return tuple(
         layer if layer < cut else cut + (layer - cut) // group_size * group_size for layer in range(num_layers)
     )
+
+
+def hybrid_owner_table(num_layers: int, cut: int, group_size: int, linear: Collection[int]) -> tuple[int, ...]:
+    """Return the same where ``linear`` layers have no cache: above ``cut`` groups are of the other layers alone."""
+    above = [layer for layer in range(cut, num_layers) if layer not in linear]
+    owners = {layer: above[index // group_size * group_size] for index, layer in enumerate(above)}
+    return tuple(NO_OWNER if layer in linear else owners.get(layer, layer) for layer in range(num_layers))
 
 
 def first_page(owner: int, num_pages: int, num_owners: int) -> int:

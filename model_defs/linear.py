@@ -1,5 +1,6 @@
 """The sizes of linear attention with a gated delta rule (Gated DeltaNet, arXiv 2412.06464), and of its state."""
 
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,10 +8,12 @@ from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.fields import optional_int, require_int
-from model_defs.state_layers import MAX_STATE, StateLayers
+from model_defs.state_layers import CONVOLVE, MAX_STATE, StateLayers
 
 LINEAR, FULL = "linear_attention", "full_attention"
 """What ``layer_types`` calls a layer with linear attention, and one with K and V."""
+
+RECUR = "gated_delta_rule"
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class LinearAttention(StateLayers):
     A value head has a matrix S ``[key_dim, value_dim]``, and a key head serves as many neighbouring value heads as
     there are for each. q, k and v of a token are a causal convolution over the last ``conv_width`` tokens, channel by
     channel, of what the projections make. A layer's pools are "conv", of the projections of the last ``conv_width - 1``
-    tokens, and ``state``, S of all heads.
+    tokens, and ``state``, S of all heads. Above a cut queries have no convolution.
 
     ``by_key_head`` checkpoints have the projections of a key head, and of the value heads that it serves, together.
     """
@@ -46,7 +49,7 @@ class LinearAttention(StateLayers):
             )
         if self.conv_width < 2:
             raise ModelError(f"linear_conv_kernel_dim is {self.conv_width}; it must be at least 2.")
-        if self.num_value_heads * self.key_dim * self.value_dim > MAX_STATE or self.conv_numbers > MAX_STATE:
+        if any(math.prod(shape) > MAX_STATE for shape in self.row_shapes()):
             raise ModelError(f"A state of linear attention has more than {MAX_STATE} numbers; config.json is damaged.")
 
     @property
@@ -65,37 +68,49 @@ class LinearAttention(StateLayers):
         return 2 * self.keys_dim + self.values_dim
 
     @property
-    def conv_numbers(self) -> int:
-        """Numbers of one row of ``conv``."""
-        return (self.conv_width - 1) * self.conv_channels
+    def state_channels(self) -> int:
+        """Those of them that the state is made of: k and v."""
+        return self.keys_dim + self.values_dim
 
     @property
     def operators(self) -> tuple[str, ...]:
-        return ("short_conv", "gated_delta_rule")
+        return (CONVOLVE, RECUR)
 
     @property
-    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            (self.conv_width - 1, self.conv_channels),
-            (self.num_value_heads, self.key_dim, self.value_dim),
-        )
+    def read_operators(self) -> tuple[str, ...]:
+        return (RECUR,)
+
+    @property
+    def may_be_above_a_cut(self) -> bool:
+        return True
+
+    def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
+        channels = self.state_channels if is_above else self.conv_channels
+        return (self.conv_width - 1, channels), (self.num_value_heads, self.key_dim, self.value_dim)
 
     @property
     def result_dim(self) -> int:
         return self.values_dim
 
-    @property
-    def rounded_rows(self) -> int:
-        return self.conv_channels + self.values_dim
+    def rounded_rows(self, is_above: bool = False) -> int:
+        return (self.keys_dim if is_above else self.conv_channels) + self.values_dim
+
+    def exact_rows(self, is_above: bool = False) -> int:
+        return 0 if is_above else 2 * self.num_value_heads
 
     @property
-    def exact_rows(self) -> int:
-        return 2 * self.num_value_heads
+    def input_rows(self) -> tuple[int, int]:
+        return self.state_channels, 2 * self.num_value_heads
 
     @property
-    def mixing_flops(self) -> int:
-        """Each number of S takes a product, the decay, and three multiply-adds: S'k, the update and S'q."""
-        return 7 * self.key_dim * self.values_dim + 2 * self.conv_width * self.conv_channels
+    def read_flops(self) -> int:
+        """S'q."""
+        return 2 * self.key_dim * self.values_dim
+
+    def update_flops(self, is_above: bool = False) -> int:
+        """The convolution, and of each number of S the decay, S'k and the update: a product and two multiply-adds."""
+        channels = self.state_channels if is_above else self.conv_channels
+        return 5 * self.key_dim * self.values_dim + 2 * self.conv_width * channels
 
     @property
     def sum_terms(self) -> int:

@@ -41,31 +41,89 @@ class GatedBlock(Block):
         return (attended.float() * torch.sigmoid(gate.float())).to(attended.dtype), pool
 
 
+class StateUpdate(nn.Module):
+    """What brings a layer's states up to date: the convolution over ``channels``, with or without those of queries, and
+    the decay of each value head."""
+
+    def __init__(self, linear: LinearAttention, channels: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_queries = linear.num_value_heads, linear.conv_channels - channels
+        self.conv = nn.Parameter(torch.empty(linear.conv_width, 1, channels))
+        self.decay_log = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
+        self.decay_bias = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
+
+    def forward(self, channels: Tensor, gates: Tensor, pool: Pool, step: StateInputs) -> Tensor:
+        """Update ``pool`` by ``channels`` ``[T, channels]`` and ``gates`` float32 ``[T, 2 heads]``; returns what the
+        states give the queries, ``[T, heads, value_dim]``: zeros where there are none."""
+        rows = (step.query_start, step.state_read, step.state_write)
+        qkv = F.pad(short_conv(channels, self.conv.squeeze(1), *rows, pool[0]), (self.num_queries, 0))
+        decay_log, decay_bias = (x[: self.num_heads].float() for x in (self.decay_log, self.decay_bias))
+        return gated_delta_rule(qkv, gates, decay_log, decay_bias, *rows, pool[1])
+
+
+def read_states(queries: Tensor, states: Tensor, rows: Tensor) -> Tensor:
+    """Return what states, rows ``[R]`` of a pool, give ``queries`` ``[R, keys]``: ``[R, heads, value_dim]``. Each is a
+    sequence of one token that forgets nothing and takes nothing up."""
+    num_heads, value_dim, count = states.shape[1], states.shape[3], queries.shape[0]
+    qkv = F.pad(queries, (0, queries.shape[1] + num_heads * value_dim))
+    gates = torch.full((count, 2 * num_heads), -torch.inf, device=queries.device)
+    none, starts = torch.zeros(num_heads, device=queries.device), torch.arange(count + 1, dtype=torch.int32)
+    nowhere = torch.full((count,), -1, dtype=torch.int32, device=queries.device)
+    return gated_delta_rule(qkv, gates, none, none, starts.to(queries.device), rows, nowhere, states)
+
+
+class StateInput(nn.Module):
+    """The single input's part in the states of all layers above the cut: one GEMM for the channels of their
+    convolutions, one for the gates of their value heads, which is never rounded to few bits."""
+
+    def __init__(self, config: ModelConfig, linear: LinearAttention) -> None:
+        super().__init__()
+        self.num_layers = len(config.upper_linear)
+        self.states = Linear(config.hidden_size, self.num_layers * linear.state_channels, False)
+        rows = self.num_layers * 2 * linear.num_value_heads
+        self.gates = Linear(config.hidden_size, rows, False, float32_out=True, quantizes=False)
+
+    def forward(self, hidden: Tensor, norm: RMSNorm | None) -> list[tuple[Tensor, Tensor]]:
+        """Return channels ``[T, state_channels]`` and gates ``[T, 2 heads]`` of each layer."""
+        parts = (
+            self.states(hidden, norm).chunk(self.num_layers, -1),
+            self.gates(hidden, norm).chunk(self.num_layers, -1),
+        )
+        return list(zip(*parts, strict=True))
+
+
 class LinearBlock(Block):
     """A layer with linear attention. Its projections are two: of the convolution's channels and the gate of the result,
-    and of each value head's two numbers, which are never rounded to few bits."""
+    and of each value head's two numbers, which are never rounded to few bits. Above the cut the first is of queries in
+    place of channels, and the second is the single input's."""
 
     def add_projections(self, config: ModelConfig, layer: int) -> None:
         """Register what makes the state and reads it."""
         linear = config.linear
         assert isinstance(linear, LinearAttention)
-        self.linear: LinearAttention = linear
-        self.parts = (linear.conv_channels, linear.values_dim)
-        self.qkvz = Linear(config.hidden_size, sum(self.parts), False)
-        self.ba = Linear(config.hidden_size, 2 * linear.num_value_heads, False, float32_out=True, quantizes=False)
-        self.conv = nn.Parameter(torch.empty(linear.conv_width, 1, linear.conv_channels))
-        self.decay_log = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
-        self.decay_bias = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
+        self.gate_shape, self.is_above = (linear.num_value_heads, linear.value_dim), layer >= config.cut
+        self.parts = (linear.keys_dim if self.is_above else linear.conv_channels, linear.values_dim)
+        self.add_module("qz" if self.is_above else "qkvz", Linear(config.hidden_size, sum(self.parts), False))
+        if not self.is_above:
+            heads = 2 * linear.num_value_heads
+            self.ba = Linear(config.hidden_size, heads, False, float32_out=True, quantizes=False)
+            self.state = StateUpdate(linear, linear.conv_channels)
         self.result_norm = RMSNorm(linear.value_dim, config.rms_norm_eps)
 
     def mix(self, hidden: Tensor, pool: Pool, step: StateInputs) -> Tensor:
         """Bring the states in the pool up to date and return the next residual stream ``[T, hidden]``."""
         channels, gate = self.qkvz(hidden, self.input_norm).split(self.parts, dim=-1)
-        rows = (step.query_start, step.state_read, step.state_write)
-        qkv = short_conv(channels, self.conv.squeeze(1), *rows, pool[0])
-        heads = self.linear.num_value_heads
-        decay_log, decay_bias = (x[:heads].float() for x in (self.decay_log, self.decay_bias))
-        mixed = gated_delta_rule(qkv, self.ba(hidden, self.input_norm), decay_log, decay_bias, *rows, pool[1])
-        gate = F.silu(gate.unflatten(-1, (heads, self.linear.value_dim)).float())
+        mixed = self.state(channels, self.ba(hidden, self.input_norm), pool, step)
+        return self._finish(hidden, mixed, gate)
+
+    def read(self, hidden: Tensor, states: Tensor, rows: Tensor) -> Tensor:
+        """Return the next residual stream ``[R, hidden]`` of survivors, by the states after them, ``rows`` int32
+        ``[R]`` of the pool ``states``."""
+        queries, gate = self.qz(hidden, self.input_norm).split(self.parts, dim=-1)
+        queries = F.silu(queries.float()).to(hidden.dtype)
+        return self._finish(hidden, read_states(queries, states, rows), gate)
+
+    def _finish(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
+        gate = F.silu(gate.unflatten(-1, self.gate_shape).float())
         gated = (self.result_norm(mixed).float() * gate).to(hidden.dtype)
         return self.mlp(self.o(gated.flatten(1), residual=hidden))

@@ -17,13 +17,23 @@ def linear_attention(
     x: Tensor,
     name: str,
     eps: float,
+    single_input: Tensor | None = None,
 ) -> Tensor:
     """Return what a layer's linear attention gives its output projection, ``[n, values]``, of normed ``x`` ``[n,
-    hidden]``; states are in the dtype of the model, or in float32 where that is wider."""
-    channels, gate, rate, step = _projected(linear, project, x, name)
-    width, wide = linear.conv_width, torch.promote_types(x.dtype, torch.float32)
-    padded = F.pad(channels.T[None], (width - 1, 0))
-    mixed = F.silu(F.conv1d(padded, weights[f"{name}.conv1d.weight"], groups=linear.conv_channels))[0].T
+    hidden]``; states are in the dtype of the model, or in float32 where that is wider. Above a cut they are made of the
+    ``single_input`` ``[n, hidden]``, and queries have no convolution."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if single_input is None:
+        channels, gate, rate, step = _projected(linear, project, x, name)
+        mixed = F.silu(_convolved(channels, weights[f"{name}.conv1d.weight"]))
+    else:
+        queries, gate = (project(x, f"{name}.in_proj_{part}_swiftkv") for part in "qz")
+        channels, rate, step = (project(single_input, f"{name}.in_proj_{part}_swiftkv") for part in ("kv", "b", "a"))
+        kv, gate = (
+            F.silu(_convolved(channels, weights[f"{name}.conv1d_swiftkv.weight"])),
+            gate.unflatten(-1, (-1, linear.value_dim)),
+        )
+        mixed = torch.cat((F.silu(queries), kv), -1)
     keys, repeats = linear.keys_dim, linear.num_value_heads // linear.num_key_heads
     q, k, v = mixed.to(wide).split((keys, keys, linear.values_dim), -1)
     q, k = (
@@ -50,9 +60,13 @@ def gated_conv(project: Callable[[Tensor, str], Tensor], weights: Mapping[str, T
     """Return what a layer's gated convolution gives its output projection, ``[n, channels]``, of normed ``x`` ``[n,
     hidden]``."""
     b, c, x = project(x, f"{name}.in_proj").chunk(3, dim=-1)
-    weight = weights[f"{name}.conv1d.weight"]
-    padded = F.pad((b * x).T[None], (weight.shape[-1] - 1, 0))
-    return c * F.conv1d(padded, weight, groups=len(weight))[0].T
+    return c * _convolved(b * x, weights[f"{name}.conv1d.weight"])
+
+
+def _convolved(channels: Tensor, gains: Tensor) -> Tensor:
+    """The causal convolution of ``[n, channels]``, channel by channel, with gains ``[channels, 1, width]``."""
+    padded = F.pad(channels.T[None], (gains.shape[2] - 1, 0))
+    return F.conv1d(padded, gains, groups=gains.shape[0])[0].T
 
 
 def _projected(

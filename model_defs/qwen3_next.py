@@ -72,7 +72,7 @@ FAMILY = Family(
     from_hf,
     TRAITS,
     weight_names=NAMES,
-    is_rewired=False,
+    is_trained=False,
     stacked=STACKED,
     stacked_by_outputs=True,
     reads=READS,

@@ -311,7 +311,8 @@ def reference_hidden(
             if isinstance(config.linear, GatedConv):
                 mixed = gated_conv(linear, weights, x, mixer)
             else:
-                mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+                above = single_input if layer >= config.cut and config.is_swiftkv else None
+                mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
             mixed = linear(mixed, f"{mixer}.out_proj")
         else:
             mixed = attended(layer, owner, x)

@@ -7,6 +7,7 @@ from typing import TypeVar
 from model_defs.errors import ModelError
 
 Kind = TypeVar("Kind", bound="StateLayers")
+CONVOLVE = "short_conv"
 MAX_STATE = 2**24
 """Of a layer's state, in numbers of one sequence: eight times that of the largest published model."""
 
@@ -16,11 +17,14 @@ class StateLayers(ABC):
 
     The state of a layer is in pools of one row for each state that is kept, whose shapes ``row_shapes`` has. The first
     has what the convolution reads of the last tokens, oldest first, in the dtype of the model; others are in float32.
-    The lower graph of a model without a cut takes the pools of each layer, in order of the layers, behind those of K
-    and V, and then two inputs more, its last; the upper graph takes none of these:
+    The lower graph takes the pools of each layer, in order of the layers, behind those of K and V, and then two inputs
+    more, its last:
 
     - ``state_read`` int32 ``[S]``: the row that each sequence of the step goes on from, -1 at its start;
     - ``state_write`` int32 ``[T]``: the row that the state after each packed token goes to, -1 for none.
+
+    The upper graph of a model with a cut takes of each layer above it the pools but the first, and
+    ``survivor_state`` int32 ``[R]``: the rows that the states after the survivors were written to.
 
     In a step no row is written twice, and none is read by one sequence and written by another.
     """
@@ -33,29 +37,45 @@ class StateLayers(ABC):
         """The operators of a layer on its pools, one on each, in order."""
 
     @property
+    def read_operators(self) -> tuple[str, ...]:
+        """Those by which a layer above a cut reads its pools but the first."""
+        return ()
+
+    @property
+    def may_be_above_a_cut(self) -> bool:
+        """Whether states can be made of the single input."""
+        return False
+
     @abstractmethod
-    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shape of a row of each pool."""
+    def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of a row of each pool of a layer, which is above a cut or not."""
 
     @property
     @abstractmethod
     def result_dim(self) -> int:
         """Numbers of one token that go into the layer's output projection."""
 
-    @property
     @abstractmethod
-    def rounded_rows(self) -> int:
-        """Outputs of the projections of the stream that are quantized with others."""
+    def rounded_rows(self, is_above: bool = False) -> int:
+        """Return the outputs of a layer's projections of the stream that are quantized with others."""
 
-    @property
-    def exact_rows(self) -> int:
-        """Outputs of those that never are."""
+    def exact_rows(self, is_above: bool = False) -> int:
+        """Return the outputs of those that never are."""
         return 0
 
     @property
+    def input_rows(self) -> tuple[int, int]:
+        """Both of what the single input makes for a layer above a cut."""
+        return 0, 0
+
+    @property
     @abstractmethod
-    def mixing_flops(self) -> int:
-        """FLOPs by which one token meets the state."""
+    def read_flops(self) -> int:
+        """FLOPs by which one token reads a state."""
+
+    @abstractmethod
+    def update_flops(self, is_above: bool = False) -> int:
+        """Return the FLOPs by which one token changes a state."""
 
     @property
     @abstractmethod

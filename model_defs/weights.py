@@ -26,6 +26,7 @@ FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias"})
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
+_OF_STATE = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(in_proj_(qkvz|ba|qkv|z|b|a)|conv1d)\.")
 _ROTATED = re.compile(r"\.(\d+)\.self_attn\.([qk])_(proj|norm)(_swiftkv)?\.")
 _NORM = re.compile(r"(?<!linear_attn\.)norm(_swiftkv|_early_exit)?\.weight$")
 _LATENT = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)(_swiftkv)?\.weight$")
@@ -177,29 +178,37 @@ def _latent_attention(
 def _linear_attention(
     config: ModelConfig, linear: LinearAttention, layer: int, name: str, source: str
 ) -> Iterator[WeightSpec]:
-    """Yield what linear attention has but its convolution and output projection."""
+    """Yield what linear attention has but its output projection."""
     columns, heads = config.hidden_size, linear.num_value_heads
-    if linear.by_key_head:
-        parts = _parts_by_key_head(linear, columns, source)
+    is_above = layer >= config.cut
+    if is_above:
+        rows = {"q": linear.keys_dim, "z": linear.values_dim}
+        sources = [(f"{source}.in_proj_{part}_swiftkv", count) for part, count in rows.items()]
+        yield from _linear(f"{name}.qz", sources, columns, False)
+    elif linear.by_key_head:
+        parts = parts_by_key_head(linear, columns, source)
     else:
         rows = {"qkv": linear.conv_channels, "z": linear.values_dim, "b": heads, "a": heads}
         parts = {part: [Source(f"{source}.in_proj_{part}.weight", (count, columns))] for part, count in rows.items()}
-    yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
-    yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
-    yield _copied(f"{name}.decay_log", Source(f"{source}.A_log", (heads,)))
-    yield _copied(f"{name}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
+    if not is_above:
+        yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
+        yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
+    conv = "conv1d_swiftkv" if is_above else "conv1d"
+    yield _convolution(linear.row_shapes(is_above)[0], f"{name}.state.conv", f"{source}.{conv}")
+    yield _copied(f"{name}.state.decay_log", Source(f"{source}.A_log", (heads,)))
+    yield _copied(f"{name}.state.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
 
 
-def _convolution(kind: LinearAttention | GatedConv, name: str, source: str) -> WeightSpec:
-    """Return the weights of a convolution with its channels last."""
-    kept, channels = kind.row_shapes[0]
-    rows = Rows(0, channels, transposed=True)
-    return WeightSpec(f"{name}.conv", (Source(f"{source}.conv1d.weight", (channels, 1, kept + 1), rows=rows),))
+def _convolution(kept: tuple[int, ...], name: str, source: str) -> WeightSpec:
+    """Return the weights of a convolution whose state is ``kept``, with its channels last."""
+    shape, rows = (kept[1], 1, kept[0] + 1), Rows(0, kept[1], transposed=True)
+    return WeightSpec(name, (Source(f"{source}.weight", shape, rows=rows),))
 
 
-def _parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dict[str, list[Source]]:
-    """The same parts where they lie key head by key head in two tensors: q, k, v and z of one, b and a of the other."""
+def parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dict[str, list[Source]]:
+    """Return q, k, v, z, b and a where they lie key head by key head in two tensors of a layer's ``source``: the first
+    four in one, b and a in the other; and ``qkv``, the first three together."""
     shares = linear.num_value_heads // linear.num_key_heads
     values = shares * linear.value_dim
     stored = {"qkvz": {"q": linear.key_dim, "k": linear.key_dim, "v": values, "z": values}}
@@ -231,8 +240,9 @@ def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]
 
 
 def is_teacher_only(name: str, cut: int) -> bool:
-    """Whether a checkpoint's tensor is of the q, k and v that a layer above a SwiftKV cut had before it."""
-    layer = _PROJECTION.match(name)
+    """Whether a checkpoint's tensor is of the q, k and v, or of what makes and reads a state, that a layer above a
+    SwiftKV cut had before it."""
+    layer = _PROJECTION.match(name) or _OF_STATE.match(name)
     return layer is not None and int(layer[1]) >= cut
 
 
@@ -291,10 +301,10 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         if config.linear is not None and config.is_linear(layer):
             attention = f"{source}.linear_attn"
             if isinstance(config.linear, GatedConv):
-                yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", config.linear.rounded_rows)], hidden, False)
+                yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", 3 * config.linear.channels)], hidden, False)
+                yield _convolution(config.linear.row_shapes()[0], f"{name}.conv", f"{attention}.conv1d")
             else:
                 yield from _linear_attention(config, config.linear, layer, name, attention)
-            yield _convolution(config.linear, name, attention)
         elif config.latent is None:
             yield from _attention(config, layer, name, attention, suffix)
         else:
@@ -323,7 +333,15 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
             for owner in config.upper_owners
             for part in parts
         ]
-        yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
+        if leaders:
+            yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
+        if isinstance(config.linear, LinearAttention) and config.upper_linear:
+            heads = config.linear.num_value_heads
+            mixers = [f"model.layers.{layer}.linear_attn.in_proj" for layer in config.upper_linear]
+            channels = [(f"{mixer}_kv_swiftkv", config.linear.state_channels) for mixer in mixers]
+            gates = [(f"{mixer}_{part}_swiftkv", heads) for mixer in mixers for part in "ba"]
+            yield from _linear("state_input.states", channels, hidden, False)
+            yield from _linear("state_input.gates", gates, hidden, False)
     yield _norm("norm", "model.norm", hidden)
     if not config.tie_embeddings:
         yield WeightSpec("lm_head.weight", (Source("lm_head.weight", (config.vocab_size, hidden)),))

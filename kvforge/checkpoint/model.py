@@ -78,13 +78,25 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def check_is_rewired(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train."""
+    """Raise CheckpointError for a family that has no SwiftKV form."""
     family = family_of(checkpoint.hf_config)
     if family is not None and not family.is_rewired:
-        raise CheckpointError(
-            f"{checkpoint.path} is a {family.model_type} model, which kvforge does not rewire, distil or calibrate; "
-            "build an engine of it as it is."
-        )
+        raise _as_it_is(checkpoint, family, "rewire, distil or calibrate")
+
+
+def check_is_trained(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a family that has no model to calibrate and train."""
+    check_is_rewired(checkpoint)
+    family = family_of(checkpoint.hf_config)
+    if family is not None and not family.is_trained:
+        raise _as_it_is(checkpoint, family, "distil or calibrate")
+
+
+def _as_it_is(checkpoint: Checkpoint, family: Family, verbs: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint.path} is a {family.model_type} model, which kvforge does not {verbs}; build an engine of it as "
+        "it is."
+    )
 
 
 def check_is_not_blind(checkpoint: Checkpoint) -> None:

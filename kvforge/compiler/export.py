@@ -47,7 +47,12 @@ class ExportedGraph:
     @property
     def num_behind(self) -> int:
         """How many inputs are behind the owners' pools that are no KV policy's."""
-        return len(self.state_operators) + 2 if self.state_operators else self.num_past_cut
+        return len(self.state_operators) + self.num_rows if self.state_operators else self.num_past_cut
+
+    @property
+    def num_rows(self) -> int:
+        """How many inputs say which rows of states the step reads and writes."""
+        return 2 if self.name == "lower" else 1
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -81,8 +86,8 @@ def example_pools(
 
 def example_states(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> list[tuple[Tensor, ...]]:
     """Return the pools of each layer with linear attention, uninitialised."""
-    specs = torch_specs(options.cache_layout(config).linear_state(_STATES))
-    return [_empty(specs, device) for _ in config.linear_layers]
+    layout = options.cache_layout(config)
+    return [_empty(torch_specs(layout.linear_state(_STATES, layer)), device) for layer in config.linear_layers]
 
 
 def rows_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
@@ -134,6 +139,8 @@ def width_of_lower(config: ModelConfig, options: ResolvedOptions) -> int:
 
 def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
     """Return arguments of ``upper`` for the same step, with five survivors."""
+    states = dict(zip(config.linear_layers, example_states(config, options, device), strict=True))
+    states_above = [states[layer][1:] for layer in config.upper_linear]
     return (
         torch.zeros(_TOKENS, width_of_lower(config, options), dtype=options.torch_dtype, device=device),
         torch.zeros(_SURVIVORS, dtype=torch.int32, device=device),
@@ -141,7 +148,7 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.zeros(_TOKENS, dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, config.owners_above, device),
+        [*example_pools(config, options, config.owners_above, device), *states_above],
         *state_example(options, device),
         *past_cut_example(config, device),
     )
@@ -149,8 +156,10 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
 
 def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
     """Return what ``upper`` takes behind the pools above a blind cut: no state, the survivors' slots, and which of them
-    logits are asked for."""
+    logits are asked for; or the survivors' rows of states, where layers above a cut have linear attention."""
     sizes = (_SURVIVORS, _LOGITS) if config.is_blind else ()
+    if config.upper_linear:
+        return ((), None, None, torch.zeros(_SURVIVORS, dtype=torch.int32, device=device))
     return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 
 
@@ -202,11 +211,13 @@ def export_upper(
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
     state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:8]]
-    slots = [{0: auto}] * len(arguments[8:])
+    slots = [None if one is None else {0: auto} for one in arguments[8:]]
     dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state, *slots)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("upper", program, config.owners_above, config.owners_above if config.is_blind else ())
+    written = config.owners_above if config.is_blind else ()
+    operators = () if config.linear is None else config.linear.read_operators * len(config.upper_linear)
+    return ExportedGraph("upper", program, config.owners_above, written, operators)
 
 
 def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:

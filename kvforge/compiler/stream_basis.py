@@ -34,6 +34,7 @@ _READS = {
     "q": "input_norm",
     "qkvz": "input_norm",
     "bcx": "input_norm",
+    "qz": "input_norm",
     "ba": "input_norm",
     "gate_up": "post_norm",
     "experts.router": "post_norm",
@@ -42,7 +43,13 @@ _READS = {
     "experts.shared_gate": "post_norm",
 }
 """What of a layer reads the stream, and which of its norms is before it."""
-_READS_ONCE = {"single_input.kv": "single_input.norm", "lm_head": "norm", "lm_head_early_exit": "norm_early_exit"}
+_READS_ONCE = {
+    "single_input.kv": "single_input.norm",
+    "state_input.states": "single_input.norm",
+    "state_input.gates": "single_input.norm",
+    "lm_head": "norm",
+    "lm_head_early_exit": "norm_early_exit",
+}
 """The same of tensors that are in no layer; of a tied head as ``TIED``."""
 _WRITES = ("o", "down", "experts.down", "experts.down_bias", "experts.shared_down")
 TABLE, TIED = "embed", "norm"

@@ -8,7 +8,7 @@ from kvforge.common.number_formats import ELEMENT_BYTES, GROUP_BYTES, GROUP_SIZE
 from kvforge.kv_policies import Full, OwnerCache, of_cache
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
-from model_defs.config import NO_OWNER
+from model_defs.kv_layout import NO_OWNER
 
 
 def scale_bytes(kv_dtype: str, head_dim: int) -> int:
@@ -62,9 +62,8 @@ def state_bytes(model: ModelConfig, dtype: str) -> int:
     """Return the bytes of one state of a sequence over all layers that keep one, computed in ``dtype``."""
     if model.linear is None:
         return 0
-    conv, *states = map(math.prod, model.linear.row_shapes)
-    each = conv * ELEMENT_BYTES[dtype] + sum(states) * ELEMENT_BYTES["float32"]
-    return len(model.linear.layers) * each
+    numbers = [map(math.prod, model.state_shapes_of(layer)) for layer in model.linear_layers]
+    return sum(conv * ELEMENT_BYTES[dtype] + sum(states) * ELEMENT_BYTES["float32"] for conv, *states in numbers)
 
 
 def kv_bytes_below(model: ModelConfig, kv_dtype: str) -> int:

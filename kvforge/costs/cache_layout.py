@@ -54,12 +54,9 @@ class CacheLayout:
         has_scales = KV_FORMATS[self.kv_dtype].scales == "dynamic"
         return [*elements, *([(slots, "float32")] * len(elements) if has_scales else [])]
 
-    def linear_state(self, num_rows: int) -> list[Spec]:
-        """Return the tensors of each layer that keeps a state, for so many states (``model_defs.state_layers``);
-        nothing without such layers."""
-        if self.model.linear is None:
-            return []
-        conv, *states = self.model.linear.row_shapes
+    def linear_state(self, num_rows: int, layer: int) -> list[Spec]:
+        """Return the tensors of a layer that keeps a state, for so many states (``model_defs.state_layers``)."""
+        conv, *states = self.model.state_shapes_of(layer)
         return [((num_rows, *conv), self.dtype), *(((num_rows, *state), "float32") for state in states)]
 
     def state(self, rows: Mapping[str, int]) -> list[Spec]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvforge.costs.cache import cached_numbers, keys_at
-from kvforge.costs.weights import expansion_weights, query_weights
+from kvforge.costs.weights import expansion_weights, query_weights, state_input_weights
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
 
@@ -114,10 +114,13 @@ def _token(model: ModelConfig, num_full_layers: int, keys: list[float], is_expan
         made = sum(model.cached_numbers_of(owner) for owner in model.owners if owner < num_full_layers)
     return TokenFlops(
         vocabulary=0.0,
-        key_value=2.0 * hidden * made + 2.0 * of_expansion * expanded,
+        key_value=2.0 * hidden * made + 2.0 * of_expansion * expanded + 2.0 * state_input_weights(model),
         query_output=2.0 * attended,
         mlp=float(sum(_mlp(model, layer) for layer in layers) + own * (2 * num_full_layers + model.num_layers)),
-        attention=float(sum(_mixing(model, layer, is_expanded, keys[layer]) for layer in layers)),
+        attention=float(
+            sum(_mixing(model, layer, is_expanded, keys[layer]) for layer in layers)
+            + sum(_updating(model, layer) for layer in model.linear_layers if layer >= model.cut or layer in layers)
+        ),
     )
 
 
@@ -131,10 +134,16 @@ def _mlp(model: ModelConfig, layer: int) -> int:
 
 
 def _mixing(model: ModelConfig, layer: int, is_expanded: bool, keys: float) -> float:
-    """FLOPs by which one token meets those before it in a layer: ``keys`` of them, or a state."""
+    """FLOPs by which one token reads those before it in a layer: ``keys`` of them, or a state."""
     if model.linear is None or not model.is_linear(layer):
         return _attention(model, layer, is_expanded) * keys
-    return model.linear.mixing_flops
+    return model.linear.read_flops
+
+
+def _updating(model: ModelConfig, layer: int) -> int:
+    """FLOPs by which one token changes a layer's state."""
+    assert model.linear is not None
+    return model.linear.update_flops(layer >= model.cut)
 
 
 def _attention(model: ModelConfig, layer: int, is_expanded: bool) -> int:

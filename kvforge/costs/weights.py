@@ -71,7 +71,7 @@ def step_weights(model: ModelConfig, tokens: int | None = None) -> int:
     hidden, layers = model.hidden_size, range(model.num_layers)
     of_layers = sum(query_weights(model, layer) + hidden * model.attended_dim_of(layer) for layer in layers)
     of_owners = model.num_owners * expansion_weights(model) + hidden * cached_numbers(model)
-    of_inputs = 3 * model.num_layers * hidden * model.per_layer_input
+    of_inputs = 3 * model.num_layers * hidden * model.per_layer_input + state_input_weights(model)
     return of_layers + of_owners + mlp_weights(model, tokens) + of_inputs + model.vocab_size * hidden
 
 
@@ -79,10 +79,17 @@ def query_weights(model: ModelConfig, layer: int) -> int:
     """Return the weights that make a layer's queries and gates, through a latent of their own where there is one; in
     layers that keep a state all that reads the stream."""
     if model.linear is not None and model.is_linear(layer):
-        return model.hidden_size * (model.linear.rounded_rows + model.linear.exact_rows)
+        kind, is_above = model.linear, layer >= model.cut
+        return model.hidden_size * (kind.rounded_rows(is_above) + kind.exact_rows(is_above))
     rank = model.latent.query_rank if model.latent else None
     rows = model.projected_q_dim_of(layer)
     return model.hidden_size * rows if rank is None else rank * (model.hidden_size + model.q_dim)
+
+
+def state_input_weights(model: ModelConfig) -> int:
+    """Return the weights that make the updates of states above a cut, of the single input."""
+    rows = 0 if model.linear is None else sum(model.linear.input_rows)
+    return model.hidden_size * len(model.upper_linear) * rows
 
 
 def expansion_weights(model: ModelConfig) -> int:
@@ -117,8 +124,11 @@ def router_weights(model: ModelConfig) -> int:
 
 def _float_weights(model: ModelConfig) -> int:
     """Return the weights of linear layers that are never quantized: routers, and gates of layers that keep a state."""
-    rows = 0 if model.linear is None else model.linear.exact_rows
-    return router_weights(model) + len(model.linear_layers) * model.hidden_size * rows
+    rows = 0
+    if (kind := model.linear) is not None:
+        rows = sum(kind.exact_rows(layer >= model.cut) for layer in kind.layers)
+        rows += len(model.upper_linear) * kind.input_rows[1]
+    return router_weights(model) + model.hidden_size * rows
 
 
 def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
@@ -147,13 +157,18 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         mlps.append((count * routed, model.experts.intermediate_size))
         mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
     rank = model.latent.query_rank if model.latent else None
-    rows = 0 if model.linear is None else model.linear.rounded_rows
-    projected = [rows if model.is_linear(i) else rank or model.projected_q_dim_of(i) for i in layers]
+    kind = model.linear
+    projected = [
+        kind.rounded_rows(i >= model.cut) if kind and model.is_linear(i) else rank or model.projected_q_dim_of(i)
+        for i in layers
+    ]
+    of_states = len(model.upper_linear) * kind.input_rows[0] if kind else 0
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     single_input = model.upper_owners if model.is_swiftkv else ()
     matrices = [
         *((1, _padded_matrix(projected[i] + own_kv[i], hidden, dtype)) for i in layers),
         (1, _padded_matrix(sum(map(model.cached_numbers_of, single_input)), hidden, dtype)),
+        (1, _padded_matrix(of_states, hidden, dtype)),
         *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
         (len(layers), _padded_matrix(own, hidden, dtype)),

@@ -278,7 +278,7 @@ LINEAR = _of_model(
     needs=_ON_CPU,
     limits={
         need: _no("some layers keep a state in place of K and V")
-        for need in (Need.OWN_CACHE, Need.OWN_LAYERS, Need.TOKEN_GROUPS, Need.OWN_PREFILL)
+        for need in (Need.OWN_CACHE, Need.OWN_LAYERS, Need.TOKEN_GROUPS, Need.UPPER_PAGES)
     },
 )
 UNEVEN_HEADS = _of_model(

@@ -187,7 +187,7 @@ def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fle
     kept = sequence_kv_bytes(made, variant.kv_dtype, work.input_tokens, length) / length
     elements = kept * kv_element_bytes(made, variant.kv_dtype) / kv_bytes(made, variant.kv_dtype)
     spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
-    is_distilled = made.is_swiftkv
+    is_distilled = made.is_swiftkv and made.linear is None
     distillation: dict[str, Any] | None = None
     if is_distilled:
         distillation = {

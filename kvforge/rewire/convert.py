@@ -94,7 +94,7 @@ def rewire_checkpoint(
     figure = None if plot is None else Path(plot)
     text = None if calibration is None else Path(calibration)
     check_output(output, [source.checkpoint.path, text], overwrite)
-    _check(source, options)
+    _check(source, options, figure is not None)
     if figure is not None:
         check_figure(figure)
     samples: list[list[int]] = []
@@ -137,11 +137,17 @@ def rewire_checkpoint(
     )
 
 
-def _check(source: PlainCheckpoint, options: RewireOptions) -> None:
+def _check(source: PlainCheckpoint, options: RewireOptions, plots: bool) -> None:
     if source.config.latent is not None and (options.cut is None or options.init in FITTED_INITS):
         raise KvforgeError(
             f"{source.checkpoint.path} has latent attention, whose K and V are not fitted; give a --cut-layer, and "
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}."
+        )
+    is_measured = options.cut is None or options.init in FITTED_INITS or plots
+    if source.config.linear is not None and is_measured:
+        raise KvforgeError(
+            f"{source.checkpoint.path} has linear attention, which is not fitted or measured; give a --cut-layer, "
+            f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}, and no --plot."
         )
     layers = source.config.num_layers
     if layers < 2:

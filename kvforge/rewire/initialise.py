@@ -12,7 +12,9 @@ from kvforge.common.errors import CheckpointError
 from kvforge.rewire.exit_head import EXIT_HEAD, EXIT_NORM
 from kvforge.rewire.options import FITTED_INITS
 from kvforge.rewire.source import PlainCheckpoint
+from kvforge.rewire.states import state_tensors
 from model_defs import ModelConfig
+from model_defs.weights import weight_specs
 
 New = dict[str, tuple[TensorSpec, Callable[[], Tensor]]]
 """By name: what a new tensor is, and a function that makes it."""
@@ -20,9 +22,9 @@ New = dict[str, tuple[TensorSpec, Callable[[], Tensor]]]
 NORM = "model.norm_swiftkv.weight"
 
 
-def group_of(owner: int, config: ModelConfig) -> range:
+def group_of(owner: int, config: ModelConfig) -> list[int]:
     """Return the layers that share ``owner``'s K,V; the last group may be smaller."""
-    return range(owner, min(owner + config.group_size, config.num_layers))
+    return [layer for layer, read in enumerate(config.owner_of_layer) if read == owner]
 
 
 def new_tensors(
@@ -40,6 +42,9 @@ def new_tensors(
     Latent attention has two matrices one after the other in their place, with a norm between, of which ``fold`` takes
     the owner's own, as other layers' latents are numbered in another way.
 
+    What updates a state above the cut is of its own layer, for ``fold`` with the gain of its input norm
+    (``state_tensors``).
+
     norm_swiftkv, which there is where layers norm their input, is layer ``cut``'s input norm for ``copy`` and ``mean``,
     gains of 1 for the other two, whose weights have the gains in them (so a gain of zero divides nothing). The early
     exit's norm and head are ``fitted``, or else the final norm and the LM head. Biases and k_norm are the owner's own
@@ -47,19 +52,24 @@ def new_tensors(
     new: New = {}
 
     def add(name: str, like: str, make: Callable[[], Tensor]) -> None:
-        spec = replace(source.specs[like], name=name)
+        shapes = {each.name: each.shape for spec in weight_specs(config) for each in spec.sources}
+        spec = replace(source.specs[like], name=name, shape=shapes.get(name, source.specs[like].shape))
         new[name] = spec, lambda: _finite(make().to(spec.dtype), name)
 
     read = source.checkpoint.read_raw
     q_names, kv_names = projection_names(config)
     for layer in range(config.cut, config.num_layers):
         attention = f"model.layers.{layer}.self_attn"
+        if config.is_linear(layer):
+            for name, (like, make_state) in state_tensors(source, config, layer, init == "fold").items():
+                add(name, like, make_state)
+            continue
         for name in q_names:
             teacher = f"{attention}.{name}"
             add(student_name(teacher), teacher, partial(read, teacher))
     for owner in config.upper_owners:
         is_alone = init == "copy" or (init == "fold" and config.latent is not None)
-        group = [owner] if is_alone else list(group_of(owner, config))
+        group = [owner] if is_alone else group_of(owner, config)
         for name in kv_names:
             teacher = f"model.layers.{owner}.self_attn.{name}"
             fold = (

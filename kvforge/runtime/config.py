@@ -49,6 +49,8 @@ class RuntimeConfig:
     """States of running sequences, where layers have linear attention, those behind drafts included; 0 elsewhere."""
     num_snapshots: int = 0
     """States kept at the ends of pages, for prompts that begin alike."""
+    reads_states: bool = False
+    """Whether layers above a cut have linear attention, and read the states behind the tokens that go past it."""
     snapshot_every: int = 0
     """Of how many pages of a sequence one has such a state; 0 without snapshots."""
     exact_tokens: ExactTokens | None = None
@@ -168,6 +170,7 @@ def resolve_config(
         num_state_rows=states.num_rows,
         num_snapshots=states.num_snapshots,
         snapshot_every=states.snapshot_every,
+        reads_states=bool(manifest.model.upper_linear),
         exact_tokens=(exact_tokens or ExactTokens()) if manifest.predicts else None,
     )
 

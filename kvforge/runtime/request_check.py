@@ -159,6 +159,8 @@ def check_prompt_logprobs(num_prompt_tokens: int, params: SamplingParams, config
         reason = "an auxiliary model predicts the cache of prompts in the model's place"
     elif config.visibility is not None:
         reason = "the model's upper layers see no prompt but for its first tokens"
+    elif config.reads_states:
+        reason = "layers above the model's cut read states, and those behind the prompt's tokens are not kept"
     elif config.has_observers:
         reason = f"the KV policy {config.kv_policy} counts the attention of all that goes past the cut"
     elif change is not None and change < num_prompt_tokens - 1:

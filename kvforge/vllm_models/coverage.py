@@ -7,6 +7,8 @@ from model_defs import ModelConfig
 LACKING = {
     "experts": "experts",
     "latent": "latent attention",
+    "linear": "linear attention",
+    "attention_gate": "gates behind attention",
     "attention_sinks": "attention sinks",
     "branch_norms": "norms of branches",
     "pre_norms": "layers without norms before them",

@@ -2,7 +2,7 @@
 
     python -m perf.engine.published_shapes --folder NEW_DIR [--models SmolLM3-3B ...] [--layers 4] [--output OUTPUT]
 
-Each has a cut at half of its layers with groups of two where there are enough, but for those whose layers keep a state.
+Each has a cut at half of its layers with groups of two where there are enough, if its family may be cut.
 A prompt of 300 tokens is answered by the engine in process and through `ensemble` of a server: the texts must be equal.
 Bytes of the plan stand beside those of the engine, which on target cpu holds a tied head twice: as it is looked up, and
 packed. Everything of a model is removed before the next.
@@ -63,7 +63,8 @@ def measure_one(name: str, args: argparse.Namespace) -> Row:
     """Return the row of one model."""
     folder = args.folder.absolute() / name
     config = first_layers(name, args.layers)
-    may_have_cut = args.layers > 1 and load_config(config).linear is None
+    kind = load_config(config).linear
+    may_have_cut = args.layers > 1 and (kind is None or kind.may_be_above_a_cut)
     cut, group_size = (args.layers // 2, 2 if args.layers > 3 else 1) if may_have_cut else (None, 1)
     checkpoint = write_checkpoint(folder / "checkpoint", config, cut, group_size)
     plan, engine, start = planned(checkpoint), folder / "engine", time.perf_counter()

@@ -18,7 +18,7 @@ OPERATOR = define(
         reference,
         version=1,
         writes=("state_pool",),
-        graphs=("lower",),
+        graphs=("lower", "upper"),
         # Multiply-adds are where the source has them: a state is then the same wherever a step ends.
         variants={"cpu_kernel.cpp": Variants(flags=("-ffp-contract=off",))},
     ),

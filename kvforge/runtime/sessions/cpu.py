@@ -21,7 +21,14 @@ from kvforge.runtime.sessions.inputs import (
     policy_inputs,
 )
 from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
-from kvforge.runtime.sessions.pools import Pool, Pools, allocate_auxiliary_pools, allocate_draft_pool, allocate_pools
+from kvforge.runtime.sessions.pools import (
+    Pool,
+    Pools,
+    allocate_auxiliary_pools,
+    allocate_draft_pool,
+    allocate_pools,
+    upper_pools,
+)
 from kvforge.runtime.sessions.session import Session
 
 
@@ -33,7 +40,7 @@ class CpuSession(Session):
 
     def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
         self.manifest = manifest
-        self._lower_pools, self._upper_pools = manifest.lower_pools, manifest.upper_pools
+        self._lower_pools = manifest.lower_pools
         self._policy = manifest.policy
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
@@ -47,13 +54,14 @@ class CpuSession(Session):
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
-        memory = itertools.chain.from_iterable(pools[self._upper_pools])
+        memory = itertools.chain.from_iterable(upper_pools(self.manifest, pools))
         return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *past_cut_inputs(step)])[0]
 
     def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` and ``[R, H]``."""
-        memory = itertools.chain.from_iterable(pools[self._upper_pools])
-        logits, states = self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy)])
+        memory = itertools.chain.from_iterable(upper_pools(self.manifest, pools))
+        behind = policy_inputs(step, self._policy), past_cut_inputs(step)
+        logits, states = self._upper([*step.inputs, *memory, *itertools.chain.from_iterable(behind)])
         return logits, states
 
     def allocate_draft_pool(self, num_pages: int) -> Pool:

@@ -59,6 +59,8 @@ class UpperStep(NamedTuple):
     """[R] page * page_size + offset where K and V of survivors go, above a blind cut; None with any other"""
     logit_index: Tensor | None = None
     """[L] survivors whose logits are asked for there, at least one; None: all"""
+    survivor_state: Tensor | None = None
+    """[R] rows of the states after the survivors, where layers above a cut have linear attention; None elsewhere"""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -125,7 +127,9 @@ def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs
 
 
 def past_cut_inputs(step: UpperStep) -> tuple[Tensor, ...]:
-    """Return what ``upper`` takes behind those above a blind cut."""
+    """Return what ``upper`` takes behind those above a blind cut, or above one with linear attention over it."""
+    if step.survivor_state is not None:
+        return (step.survivor_state,)
     if step.survivor_slots is None or step.logit_index is None:
         return ()
     return step.survivor_slots, step.logit_index

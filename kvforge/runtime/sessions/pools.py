@@ -63,8 +63,14 @@ def allocate_pools(
         for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
             if one.initial:
                 tensor.fill_(one.initial)
-    linear = [torch_specs(layout.linear_state(num_rows)) for _ in manifest.model.linear_layers]
+    linear = [torch_specs(layout.linear_state(num_rows, layer)) for layer in manifest.model.linear_layers]
     return [*memory, *(_by_owner(linear, together) if linear else ())]
+
+
+def upper_pools(manifest: Manifest, pools: Pools) -> Pools:
+    """Return those that the upper graph is given: of owners that it reads, and S of layers with linear attention."""
+    first = len(pools) - len(manifest.model.upper_linear)
+    return [*pools[manifest.upper_pools], *(pool[1:] for pool in pools[first:])]
 
 
 def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:

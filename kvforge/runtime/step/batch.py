@@ -28,6 +28,8 @@ class StepBatch:
     """Which of the survivors' logits are asked for, as the others only go past the cut to be observed; None: all."""
     past_cut: PastCut | None = None
     """What goes past a blind cut; None with any other."""
+    reads_states: bool = False
+    """Whether layers above the cut read states; each survivor then has a row."""
 
     def upper(self, hidden: torch.Tensor) -> UpperStep:
         """Return what follows; ``hidden`` is ``lower``'s result."""
@@ -36,6 +38,8 @@ class StepBatch:
             tokens = hidden, above.survivor_index, above.survivor_start, step.positions
             more = above.kv_length, above.page_table, step.state, above.slots, above.logit_index
             return UpperStep(*tokens, *more)
+        rows = step.rows[1].index_select(0, self.survivor_index) if self.reads_states else None
+        assert rows is None or bool((rows >= 0).all()), "a survivor has no state"
         return UpperStep(
             hidden,
             self.survivor_index,
@@ -44,6 +48,7 @@ class StepBatch:
             step.kv_length,
             step.page_table,
             step.state,
+            survivor_state=rows,
         )
 
     @property
@@ -72,7 +77,7 @@ class StepBatchBuilder:
         self._survivor_index = _Buffer(config.max_num_survivors)
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
-        self._has_rows = config.num_state_rows > 0
+        self._has_rows, self._reads_states = config.num_state_rows > 0, config.reads_states
         self._state_read, self._state_write = _Buffer(seqs), _Buffer(tokens)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
         self._state = config.kv_policy.keeping.make_input_builder(
@@ -147,7 +152,8 @@ class StepBatchBuilder:
             return StepBatch(step, above.survivor_index, above.survivor_start, past_cut=above)
         survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
         is_observed = self._observing is not None and len(logit_rows) < num_survivors
-        return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)
+        observed_apart = torch.tensor(logit_rows) if is_observed else None
+        return StepBatch(step, survivors, starts, observed_apart, reads_states=self._reads_states)
 
     def _state_rows(
         self, plan: Schedule, slots: SlotTable, rows: np.ndarray, num_tokens: int

@@ -63,7 +63,7 @@ PARTS = (
     Part(features.UNROTATED, model={"unrotated_layers": (3,)}),
     Part(features.SINKS, model={"attention_sinks": True}),
     Part(features.LATENT, model={"latent": DEEPSEEK.latent, "num_kv_heads": 1, "head_dim": DEEPSEEK.head_dim}),
-    Part(features.LINEAR, model={"linear": HYBRID.linear}),
+    Part(features.LINEAR, model={"linear": HYBRID.linear and replace(HYBRID.linear, layers=(0, 4))}),
     Part(features.UNEVEN_HEADS, model={"global_head_dim": 256}),
     Part(features.LAYER_INPUTS, model={"per_layer_input": 16, "per_layer_vocab": 320}),
     Part(features.CUDA, {"target": "cuda"}),

@@ -74,6 +74,7 @@ PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} |
 REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIES} | {
     "llama": SWIFTKV,
     "mistral": spec("mistral", 1, 1, num_hidden_layers=3, sliding_window=24),
+    "linear attention": spec("qwen3_5_text", 2, 1, num_hidden_layers=5),
     "qwen3": spec("qwen3", 2, 2, num_hidden_layers=4, tie_word_embeddings=True),
     "one KV head, head dim 80, 5 layers cut at 3, ragged group, tied": AWKWARD,
     "8 query heads per KV head, untied, cut at 1": spec(

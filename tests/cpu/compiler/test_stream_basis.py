@@ -20,9 +20,10 @@ WITH_NORMS_BEHIND = {"exaone4", "gemma3_text", "gemma4_text", "glm4", "olmo2", "
 OPTIONS = BuildOptions(dtype="float32", page_size=8, max_num_tokens=64)
 ROUNDING = 2e-5
 """Of float32, in a product of thousands of numbers or in some hundred after one another."""
-OF_STATES = 2e-4
-"""The same where states of linear attention carry rounding from token to token: such logits of these models in float32,
-transformers' too, are up to 5e-5 from those in float64."""
+OF_STATES = 1e-3
+"""The same where states of linear attention carry rounding from token to token, and norms of short queries and keys
+multiply it: such logits of these models in float32, transformers' too, are up to 5e-5 from those in float64, and up to
+3e-4 from each other above a cut. In a wrong basis they are others altogether."""
 SPREAD = 1.5
 """Beside numbers of one size: cos + sin is at most the root of 2."""
 
@@ -63,6 +64,8 @@ def is_gain(name: str, tensor: Tensor) -> bool:
 def test_a_model_is_the_same_in_the_basis(family: str, form: str, tmp_path: Path) -> None:
     if form != "no cut" and not families()[family].is_rewired:
         pytest.skip("the family has no SwiftKV form")
+    if form == "cut, early exit" and not families()[family].is_trained:
+        pytest.skip("models with linear attention have no early exit")
     cut = {} if form == "no cut" else {"cut": 1, "group_size": 2, "early_exit": form == "cut, early exit"}
     path = make_checkpoint(tmp_path / "c", family, tie_word_embeddings=False, **cut)
     assert can_change(config_of(path)) == (family not in WITH_NORMS_BEHIND)

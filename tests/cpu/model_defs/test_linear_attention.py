@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.text_part import what_is_left_out
-from kvforge.common.errors import BuildError, CheckpointError, KvforgeError
+from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.graph_checks import verify
@@ -22,7 +22,6 @@ from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.cache import kv_bytes, state_bytes
 from kvforge.costs.flops import full_token
 from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
-from kvforge.rewire import RewireOptions, rewire_checkpoint
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
@@ -138,8 +137,8 @@ def test_decays_are_float32_and_gains_as_they_are(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, dtype=torch.bfloat16)
     convert_weights(open_model(path), config_of(path), torch.bfloat16, tmp_path / "w", packed_dtype=torch.int8)
     found, stored = load_file(tmp_path / "w"), load_weights(path)
-    assert torch.equal(found["layers.0.decay_log"][:4], stored["model.layers.0.linear_attn.A_log"].float())
-    assert found["layers.0.decay_bias"].dtype == torch.float32
+    assert torch.equal(found["layers.0.state.decay_log"][:4], stored["model.layers.0.linear_attn.A_log"].float())
+    assert found["layers.0.state.decay_bias"].dtype == torch.float32
     assert torch.equal(found["layers.0.result_norm.weight"], stored["model.layers.0.linear_attn.norm.weight"])
     assert torch.equal(found["layers.3.q_norm.weight"][0], stored["model.layers.3.self_attn.q_norm.weight"][0] + 1)
     assert found["layers.0.ba.packed"].dtype == torch.bfloat16 and found["layers.0.qkvz.packed"].dtype == torch.int8
@@ -202,7 +201,7 @@ def test_what_a_sequence_of_the_published_model_keeps() -> None:
     assert long - short == 1000 * 12 * 4 * 16 * 256
 
 
-def test_a_plan_counts_states_and_has_no_cut() -> None:
+def test_a_plan_counts_states() -> None:
     config = load_config(PUBLISHED)
     work, fleet = PlannedWorkload(1000, 24), Fleet((200.0,))
     variants = list_variants("m", config, (), (1,), ["bfloat16"], False)
@@ -212,10 +211,8 @@ def test_a_plan_counts_states_and_has_no_cut() -> None:
     free = (200 - 0.25) * 2**30 - plan["variants"][0]["weight_bytes"]
     assert state == state_bytes(config, "bfloat16") > 1024 * kv_bytes(config, "bfloat16")
     assert plan["capacity"][0]["variants"][0]["requests"] == free // (state + 1024 * 24576)
-    with pytest.raises(
-        KvforgeError, match="m: Layers that keep a state are not supported in this model: prompt tokens skip"
-    ):
-        list_variants("m", config, (24,), (1,), ["bfloat16"], False)
+    names = [variant.name for variant in list_variants("m", config, (24,), (1, 2), ["bfloat16"], True)]
+    assert names == ["no cut", "cut 24 of 48", "cut 24 of 48, 2-way"]
 
 
 @pytest.fixture(scope="module")
@@ -278,17 +275,6 @@ def test_what_linear_attention_does_not_go_with_is_refused(options: dict[str, An
         resolve(BuildOptions(**options), load_config({**SMALL, "model_type": NEXT}), "F32")
 
 
-def test_a_checkpoint_is_not_rewired(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "c", NEXT)
-    with pytest.raises(CheckpointError, match="qwen3_next model, which kvforge does not rewire"):
-        rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2))
-    (path / "config.json").write_text(
-        json.dumps(json.loads((path / "config.json").read_text()) | {"num_key_value_layers": 2})
-    )
-    with pytest.raises(CheckpointError, match="qwen3_next models have no SwiftKV form"):
-        open_model(path)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -321,7 +307,7 @@ def test_unsupported_configurations_are_refused(fields: dict[str, Any], message:
     ("changes", "reason"),
     [
         ({"num_layers": 2, "cut": 2, "layer_windows": (0, 0)}, "it has fewer layers than its configuration names"),
-        ({"cut": 2}, "prompt tokens skip layers above a cut"),
+        ({"cut": 2, "early_exit": True}, "it has an early exit"),
         ({"layer_owners": (0, 1, 2, 3)}, "its layers share caches"),
         ({"layer_windows": (9, 0, 0, 0)}, "some of its layers have a sliding window"),
         ({"unrotated_layers": (3,)}, "some of its layers do not rotate"),

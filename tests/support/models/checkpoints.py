@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from model_defs import families, supported_family
+from model_defs import families, load_config, supported_family
+from model_defs.weights import weight_specs
 
 ALL_FAMILIES = {
     name: (model_class.config_class, model_class)
@@ -21,8 +22,12 @@ ALL_FAMILIES = {
 }
 """transformers' configuration and model of every family that it has."""
 
-FAMILIES = {name: classes for name, classes in ALL_FAMILIES.items() if families()[name].is_rewired}
-"""Those that have a SwiftKV form."""
+FAMILIES = {
+    name: classes
+    for name, classes in ALL_FAMILIES.items()
+    if families()[name].is_rewired and families()[name].is_trained
+}
+"""Those that have a SwiftKV form and a model to train."""
 
 WITH_HEADS = {name: classes for name, classes in FAMILIES.items() if not hasattr(classes[0], "kv_lora_rank")}
 """Those of them whose layers have projections to K and V, which can be fitted, and no latent attention."""
@@ -185,7 +190,7 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
         "model_type": hf["model_type"] + "_swiftkv",
     }
     (path / "config.json").write_text(json.dumps(hf))
-    weights = load_weights(path)
+    weights, config = load_weights(path), load_config(hf)
     generator = torch.Generator().manual_seed(seed + 1)
     rewired: dict[str, Tensor] = {
         "model.norm_swiftkv.weight": 1
@@ -194,14 +199,20 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
     for name, tensor in weights.items():
         parts = name.split(".")
         is_upper = parts[1] == "layers" and int(parts[2]) >= cut
+        if is_upper and parts[3] == "linear_attn" and parts[4] not in ("A_log", "dt_bias", "norm", "out_proj"):
+            continue
         if not (is_upper and parts[3] == "self_attn" and parts[4][:1] in "qkv"):
             rewired[name] = tensor
             continue
         layer, part = int(parts[2]), parts[4]
-        if part[0] in "kv" and (layer - cut) % group_size:
+        if part[0] in "kv" and config.owner_of_layer[layer] != layer:
             continue
         noise = torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * 0.1
         rewired[".".join([*parts[:4], f"{part}_swiftkv", *parts[5:]])] = 1 + noise if "norm" in part else noise
+    for source in {source.name: source for spec in weight_specs(config) for source in spec.sources}.values():
+        if ".linear_attn." in source.name and source.name not in rewired:
+            noise = torch.randn(source.shape, generator=generator) * (0.1 if len(source.shape) == 2 else 0.2)
+            rewired[source.name] = noise.to(weights["model.norm.weight"].dtype)
     save_file(rewired, path / "model.safetensors", metadata={"format": "pt"})
 
 

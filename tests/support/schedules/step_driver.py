@@ -11,8 +11,8 @@ from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 
-NUM_STATES = 3
-"""Rows for the states of a sequence, of which each step goes on from one and leaves another, or the same."""
+NUM_STATES = 128
+"""Rows for the states of a sequence: each step goes on from one and leaves others, of which one may be the same."""
 
 
 class StepDriver:
@@ -47,16 +47,19 @@ class StepDriver:
             torch.tensor([self.length], dtype=torch.int32),
             torch.tensor([self.pages], dtype=torch.int32),
             (torch.tensor([self.written], dtype=torch.int32),) if self.seals else (),
-            self._rows(count),
+            self._rows(count, survivors),
         )
         kept, starts = torch.arange(count - survivors, count), torch.tensor([0, survivors])
-        batch = StepBatch(lower, kept.int(), starts.int())
+        reads_states = bool(self.session.manifest.model.upper_linear)
+        batch = StepBatch(lower, kept.int(), starts.int(), reads_states=reads_states)
         return self.session.upper(batch.upper(self.session.lower(lower, self.pools)), self.pools)
 
-    def _rows(self, count: int) -> tuple[Tensor, ...]:
-        """The rows of states that a step of so many tokens reads and writes; none where no layer has one."""
+    def _rows(self, count: int, survivors: int) -> tuple[Tensor, ...]:
+        """The rows of states that a step of so many tokens reads and writes, those of all survivors where layers above
+        a cut read them; none where no layer has one."""
         if self.state is None:
             return ()
-        read, self.state = self.state, self.choose.randrange(NUM_STATES)
-        written = [-1] * (count - 1) + [self.state]
+        kept = max(survivors, 1) if self.session.manifest.model.upper_linear else 1
+        read, rows = self.state, self.choose.sample(range(NUM_STATES), kept)
+        self.state, written = rows[-1], [-1] * (count - kept) + rows
         return torch.tensor([read], dtype=torch.int32), torch.tensor(written, dtype=torch.int32)

@@ -30,10 +30,16 @@ from kvforge.runtime.sessions.inputs import (
     PredictStep,
     UpperStep,
     VerifyStep,
-    past_cut_inputs,
     policy_inputs,
 )
-from kvforge.runtime.sessions.pools import Pool, Pools, allocate_auxiliary_pools, allocate_draft_pool, allocate_pools
+from kvforge.runtime.sessions.pools import (
+    Pool,
+    Pools,
+    allocate_auxiliary_pools,
+    allocate_draft_pool,
+    allocate_pools,
+    upper_pools,
+)
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
@@ -109,7 +115,8 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
-        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self._policy))
+        state = None, None, step.survivor_state
+        return self._upper(*step.inputs, upper_pools(self.manifest, pools), policy_inputs(step, self._policy), *state)
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
@@ -119,8 +126,8 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        behind = policy_inputs(step, self._policy), *past_cut_inputs(step)
-        result = self._upper(*step.inputs, pools[self.manifest.upper_pools], *behind)
+        behind = policy_inputs(step, self._policy), step.survivor_slots, step.logit_index, step.survivor_state
+        result = self._upper(*step.inputs, upper_pools(self.manifest, pools), *behind)
         return result[0] if isinstance(result, tuple) else result
 
     @torch.inference_mode()

@@ -1,0 +1,222 @@
+"""A cut of models with linear attention: states above it are made of the single input, and read by survivors alone."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.common.errors import BuildError, CheckpointError, KvforgeError, RequestError
+from kvforge.compiler.export import export_lower, export_upper
+from kvforge.compiler.graph_checks import verify
+from kvforge.compiler.options import BuildOptions, resolve
+from kvforge.costs.cache import state_bytes
+from kvforge.costs.flops import full_token, skipped_token
+from kvforge.costs.weights import step_weights
+from kvforge.distill import DistillConfig, distill_checkpoint
+from kvforge.rewire import RewireOptions, rewire_checkpoint
+from kvforge.runtime import LLM, LLMEngine, SamplingParams, SpeculativeConfig
+from kvforge.runtime.scoring.score import score
+from kvforge.runtime.speculation.drafting import Drafting
+from model_defs import ModelError, load_config
+from model_defs.reference import reference_logits
+from model_defs.weights import weight_specs
+from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
+from tests.support.rounding import assert_near, config_of, model_error
+from tests.support.schedules.drafters import AdversarialDrafter
+from tests.support.schedules.step_driver import StepDriver
+from tests.support.sessions.eager import eager_session
+
+NEXT, DENSE, MOE = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+OPTIONS = BuildOptions(page_size=8, max_num_tokens=128, max_draft_len=3)
+LINEAR, FULL = "linear_attention", "full_attention"
+CUTS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "linear layers alone above it": (NEXT, 1, 1, {"layer_types": [FULL, LINEAR, LINEAR]}),
+    "attention alone above it": (DENSE, 2, 2, {"layer_types": [LINEAR, LINEAR, FULL, FULL]}),
+    "no sharing": (MOE, 3, 1, {"num_hidden_layers": 6, "full_attention_interval": 2}),
+    "groups of two, the last one smaller": (DENSE, 1, 2, {"num_hidden_layers": 7, "full_attention_interval": 2}),
+    "a long convolution": (NEXT, 2, 1, {"num_hidden_layers": 5, "linear_conv_kernel_dim": 6}),
+}
+
+
+def checkpoint(folder: Path, case: str) -> Path:
+    family, cut, group_size, fields = CUTS[case]
+    layers = {"num_hidden_layers": len(fields["layer_types"])} if "layer_types" in fields else {}
+    return make_checkpoint(folder / "c", family, cut=cut, group_size=group_size, **layers, **fields)
+
+
+def tokens_of(count: int = 80) -> Tensor:
+    return torch.randint(3, 320, (count,), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_a_cut_equals_the_all_token_reference(case: str, tmp_path: Path) -> None:
+    path, tokens = checkpoint(tmp_path, case), tokens_of()
+    config, session = config_of(path), eager_session(path, OPTIONS)
+    expected, rounding = reference_logits(config, load_weights(path), tokens), model_error(config, len(tokens))
+    for chunk in (1, 7, 80):
+        driver = StepDriver(session, seed=chunk)
+        found = torch.cat([driver.run(part.tolist()) for part in tokens.split(chunk)])
+        assert_near(found, expected, rounding, chunk)
+    driver = StepDriver(session)  # of the prompt only the last token goes past the cut
+    assert driver.run(tokens[:50].tolist(), num_survivors=0).shape == (0, config.vocab_size)
+    assert_near(driver.run(tokens[50:].tolist(), num_survivors=1), expected[-1:], rounding)
+    resolved = resolve(OPTIONS, config, "F32")
+    for export in (export_lower, export_upper):
+        verify(export(config, resolved), config, resolved)
+
+
+def test_what_an_owner_is_and_a_state_keeps() -> None:
+    hf = {**SMALL, "model_type": f"{NEXT}_swiftkv", "num_hidden_layers": 12, "full_attention_interval": 2}
+    config = load_config({**hf, "num_key_value_layers": 4, "key_value_group_size": 2})
+    assert config.owner_of_layer == (-1, 1, -1, 3, -1, 5, -1, 5, -1, 9, -1, 9)
+    assert config.upper_owners == (5, 9) and config.upper_linear == (4, 6, 8, 10)
+    assert config.state_shapes_of(2)[0] == (3, 2 * 24 + 64) and config.state_shapes_of(4)[0] == (3, 24 + 64)
+    assert state_bytes(config, "float32") == 4 * (6 * 4 * 12 * 16 + 3 * (2 * 112 + 4 * 88))
+
+
+@pytest.mark.parametrize("case", ["no sharing", "groups of two, the last one smaller"])
+def test_generation_is_that_of_the_reference(case: str, tmp_path: Path) -> None:
+    """In chunks, from snapshots, and with drafts of which some are right; every token is the reference's."""
+    path = checkpoint(tmp_path, case)
+    config, weights, session = config_of(path), load_weights(path), eager_session(path, OPTIONS)
+    prompts = [tokens_of(length).tolist() for length in (2, 12, 30, 40)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    expected: dict[tuple[str, int], tuple[list[int]]] = {}
+    for chunk, every, drafts in ((128, 1, False), (9, 2, False), (128, 1, True), (14, 2, True)):
+        speculative = SpeculativeConfig("ngram", 3) if drafts else None
+        limits = {"num_pages": 60, "max_num_tokens": chunk, "snapshot_every": every}
+        engine = LLMEngine(session=session, **limits, speculative=speculative)
+        if isinstance(engine.drafting, Drafting):
+            engine.drafting.drafter = AdversarialDrafter(random.Random(chunk), expected, config.vocab_size)
+        for _ in range(2):
+            for index, prompt in enumerate(prompts):
+                engine.add_request(str(index), prompt, params)
+            found: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+            while engine.has_unfinished():
+                for output in engine.step():
+                    found[output.request_id] += output.new_token_ids
+                engine.check_invariants()
+            expected = expected or {(index, 0): (tokens,) for index, tokens in found.items()}
+            assert {(index, 0): (tokens,) for index, tokens in found.items()} == expected
+        stats = engine.stats()
+        assert stats["num_reused_tokens"] and bool(stats["num_accepted_draft_tokens"]) == drafts
+    for index, prompt in enumerate(prompts):
+        ids = torch.tensor([*prompt, *expected[str(index), 0][0]])
+        logits = reference_logits(config, weights, ids)[len(prompt) - 1 : -1]
+        chosen = logits.gather(1, ids[len(prompt) :, None])[:, 0]
+        bound = 2 * model_error(config, len(ids)) * logits.abs().max()
+        assert len(ids) == len(prompt) + 24 and (logits.max(-1).values - chosen <= bound).all()
+
+
+@pytest.mark.parametrize("family", [NEXT, DENSE])
+@pytest.mark.parametrize("init", ["copy", "mean", "fold"])
+def test_rewire_makes_states_of_the_layers_own_tensors(family: str, init: str, tmp_path: Path) -> None:
+    """With equal inputs of all layers, and queries whose convolution looks at no earlier token, the model is the
+    teacher: so with layers that add nothing. Names and shapes are those that engines read."""
+    path = make_checkpoint(tmp_path / "c", family, num_hidden_layers=4)
+    options = RewireOptions(cut=2, init=init, drop_teacher=True)
+    rewire_checkpoint(path, tmp_path / "r", options)
+    opened = open_model(tmp_path / "r")
+    config = read_model_config(opened)
+    check_weights(opened, config)
+    own, made = load_weights(path), load_file(tmp_path / "r" / "model.safetensors")
+    wanted = {source.name for spec in weight_specs(config) for source in spec.sources}
+    assert wanted <= {name.replace(".shared_expert.", ".shared_experts.") for name in load_weights(tmp_path / "r")}
+    name, linear = "model.layers.2.linear_attn", config.linear
+    assert linear is not None
+    plain = {spec.name: spec for spec in weight_specs(config_of(path))}
+    sources = plain["layers.2.qkvz.weight"].sources + plain["layers.2.ba.weight"].sources
+    stored = [own[s.name] if s.rows is None else own[s.name][s.rows.start : s.rows.stop] for s in sources]
+    q, kv, z, b, a = torch.cat(stored).split(
+        (linear.keys_dim, linear.state_channels, linear.values_dim, linear.num_value_heads, linear.num_value_heads)
+    )
+    gain = own["model.layers.2.input_layernorm.weight"] + 1 if init == "fold" else torch.ones(64)
+    conv = own[f"{name}.conv1d.weight"]
+    assert torch.equal(made[f"{name}.in_proj_z_swiftkv.weight"], z)
+    assert torch.equal(made[f"{name}.conv1d_swiftkv.weight"], conv[linear.keys_dim :])
+    torch.testing.assert_close(made[f"{name}.in_proj_q_swiftkv.weight"], q * conv[: linear.keys_dim, 0, -1:])
+    for part, rows in (("kv", kv), ("b", b), ("a", a)):
+        torch.testing.assert_close(made[f"{name}.in_proj_{part}_swiftkv.weight"], rows * gain)
+    assert not any(key.startswith(f"{name}.in_proj_") and "_swiftkv" not in key for key in made)
+
+
+def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "c", DENSE, num_hidden_layers=4)
+    for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
+        with pytest.raises(KvforgeError, match=r"has linear attention, which is not fitted or measured; give a --cut"):
+            rewire_checkpoint(path, tmp_path / "r", options)
+    with pytest.raises(KvforgeError, match="Linear attention is not supported in this model: it has an early exit"):
+        rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, init="copy", early_exit=True))
+    with pytest.raises(KvforgeError, match="Linear attention is not supported in this model: its cut is blind"):
+        rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, num_anchors=4))
+    cut = make_checkpoint(tmp_path / "cut", DENSE, cut=2)
+    with pytest.raises(CheckpointError, match=f"{DENSE} model, which kvforge does not distil or calibrate"):
+        distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts", DistillConfig())
+
+
+def test_an_engine_says_what_it_does_not_compute(tmp_path: Path) -> None:
+    llm = LLM(session=eager_session(checkpoint(tmp_path, "no sharing"), OPTIONS), num_pages=20)
+    asked = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    with pytest.raises(RequestError, match="layers above the model's cut read states, and those behind the prompt's"):
+        llm.generate([[5, 6, 7]], asked, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("chunk", "drafts"), [(128, 3), (11, 3), (7, 0)])
+def test_scores_are_the_references(chunk: int, drafts: int, tmp_path: Path) -> None:
+    """Each scored token has a row of states: as many as drafts of all sequences are computed in a step."""
+    path = checkpoint(tmp_path, "groups of two, the last one smaller")
+    config, weights, ids = config_of(path), load_weights(path), tokens_of()
+    limits = dict(num_pages=40, max_num_tokens=chunk, max_num_seqs=3, snapshot_every=2, num_snapshots=9)
+    session = eager_session(path, dataclasses.replace(OPTIONS, max_draft_len=drafts))
+    llm, shared = LLM(session=session, **limits), ids.tolist()  # type: ignore[arg-type]
+    requests = [(shared[:size], shared[size : size + count]) for size, count in ((1, 30), (12, 9), (40, 1), (60, 20))]
+    expected = reference_logits(config, weights, ids).log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+    for _ in range(2):
+        for (context, continuation), found in zip(requests, score(llm, requests), strict=True):
+            rows = slice(len(context) - 1, len(context) + len(continuation) - 1)
+            assert_near(found.logprobs, expected[rows], model_error(config, len(ids)), (len(context), chunk))
+        llm.engine.check_invariants()
+        assert llm.engine.stats()["num_used_state_rows"] == 0 < llm.engine.stats()["num_held_snapshots"]
+
+
+def test_a_survivor_has_a_state(tmp_path: Path) -> None:
+    driver = StepDriver(eager_session(checkpoint(tmp_path, "no sharing"), OPTIONS))
+    driver._rows = lambda count, survivors: (torch.tensor([-1]).int(), torch.full((count,), -1).int())  # type: ignore
+    with pytest.raises(AssertionError, match="a survivor has no state"):
+        driver.run([5, 6, 7])
+
+
+def test_the_upper_graph_reads_its_own_states() -> None:
+    config = load_config({**SMALL, "model_type": f"{DENSE}_swiftkv", "num_key_value_layers": 1})
+    resolved = resolve(OPTIONS, config, "F32")
+    graph = export_upper(config, resolved)
+    calls = [node for node in graph.program.graph.nodes if "gated_delta_rule" in str(node.target)]
+    assert len(calls) == 2
+    calls[1].args = (*calls[1].args[:-1], calls[0].args[-1])
+    with pytest.raises(BuildError, match="calls kvforge::gated_delta_rule on another pool than"):
+        verify(graph, config, resolved)
+
+
+def test_costs_of_a_cut_by_hand() -> None:
+    """Every matrix of the graphs, 2 FLOPs a weight, attention, and what states take."""
+    hf = {**SMALL, "model_type": f"{DENSE}_swiftkv", "num_hidden_layers": 8, "num_key_value_layers": 4}
+    config = load_config(hf)
+    sizes = {
+        spec.name: dataclasses.replace(spec).num_parameters for spec in weight_specs(config) if len(spec.shape) == 2
+    }
+    below = ("layers.0.", "layers.1.", "layers.2.", "layers.3.", "single_input.", "state_input.")
+    lower = sum(size for name, size in sizes.items() if name.startswith(below))
+    everything = sum(sizes.values()) - sizes["embed.weight"]
+    assert step_weights(config) == everything
+    numbers, read = 4 * 12 * 16, 2 * 4 * 12 * 16
+    updates = 3 * (5 * numbers + 2 * 4 * 112) + 3 * (5 * numbers + 2 * 4 * 88)
+    assert skipped_token(config, 100).total == 2 * lower + updates + 3 * read + 4 * 64 * 50.5
+    assert full_token(config, 7).total == 2 * everything + updates + 6 * read + 2 * 4 * 64 * 7
+    with pytest.raises(ModelError, match="its cut is blind"):
+        dataclasses.replace(config, num_anchors=2)
