@@ -35,7 +35,7 @@ from model_defs.layers import (
     to_stream,
 )
 from model_defs.linear import LinearAttention
-from model_defs.linear_layers import StateInput, StateInputs, StateUpdate
+from model_defs.linear_layers import SingleInputStates, StateInputs, StateUpdate
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from model_defs.token_scores import TokenScorer, write_scores
@@ -197,7 +197,7 @@ class LowerGraph(PositionedGraph):
                     k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         if isinstance(config.linear, LinearAttention) and config.upper_linear:
-            self.state_input = StateInput(config, config.linear)
+            self.state_input = SingleInputStates(config, config.linear)
             for layer in config.upper_linear:
                 update = StateUpdate(config.linear, config.linear.state_channels)
                 self.layers[str(layer)] = nn.ModuleDict({"state": update})

@@ -72,7 +72,7 @@ def read_states(queries: Tensor, states: Tensor, rows: Tensor) -> Tensor:
     return gated_delta_rule(qkv, gates, none, none, starts.to(queries.device), rows, nowhere, states)
 
 
-class StateInput(nn.Module):
+class SingleInputStates(nn.Module):
     """The single input's part in the states of all layers above the cut: one GEMM for the channels of their
     convolutions, one for the gates of their value heads, which is never rounded to few bits."""
 
