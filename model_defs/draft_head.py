@@ -1,6 +1,7 @@
 """Draft heads: small models of one layer that draft from hidden states of their target. There are EAGLE-3 heads (arXiv
 2503.01840), and modules for multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,8 @@ HeadKind = Literal["eagle3", "mtp"]
 
 NUM_STATES = 3
 """Hidden states of the target that an EAGLE-3 head reads: a low, a middle and a high one."""
+STATES_OF: Mapping[HeadKind, int] = {"eagle3": NUM_STATES, "mtp": 1}
+"""How many hidden states each kind of head reads."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from kvforge.common.relative_names import is_inside
 from kvforge.kv_policies import Need
 from kvforge.manifest.manifest import Manifest
 from model_defs.config import MAX_SIZE
+from model_defs.draft_head import STATES_OF
 
 _CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
@@ -44,10 +45,12 @@ def _has_draft_head(manifest: Manifest) -> bool:
         manifest.max_draft_len > 0
         and Need.OWN_CACHE not in manifest.policy.needs
         and manifest.policy.sealing is None
+        and len(head.layers) == STATES_OF[head.kind]
         and all(0 <= layer <= model.num_layers for layer in head.layers)
         and 1 <= head.draft_vocab <= head.model.vocab_size == model.vocab_size
         and head.model.num_layers == 1
-        and (head.own_embedding or head.width == model.hidden_size)
+        and ((head.own_embedding and head.own_lm_head) or head.width == model.hidden_size)
+        and (head.own_lm_head or (head.draft_vocab == model.vocab_size and not model.tie_embeddings))
     )
 
 

@@ -185,6 +185,8 @@ def test_a_manifest_says_what_head_there_is(tmp_path: Path, target: Path) -> Non
     for wrong in (
         {"max_draft_len": 0},
         {"draft_head": dataclasses.replace(head, layers=(1, 2, 9))},
+        {"draft_head": dataclasses.replace(head, kind="mtp")},
+        {"draft_head": dataclasses.replace(head, own_lm_head=False)},
         {"draft_head": dataclasses.replace(head, draft_vocab=321)},
         {"draft_head": dataclasses.replace(head, model=dataclasses.replace(head.model, hidden_size=32))},
     ):
