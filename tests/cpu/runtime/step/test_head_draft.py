@@ -100,11 +100,13 @@ SHARED = "embed_tokens|[.]head|lm_head"
         ("glm4_moe", 2, "", {"first_k_dense_replace": 4}),
         ("qwen3_moe", None, SHARED, {}),
         ("qwen3_moe", 3, SHARED, {"tie_word_embeddings": True}),
+        ("qwen3_5_text", None, SHARED, {}),
+        ("qwen3_5_text", 2, "", {"tie_word_embeddings": True}),
     ],
 )
 def test_drafts_are_the_module_s(tmp_path, monkeypatch, family, cut, leave_out, fields):
-    """With latent attention and without, with experts and without, its embedding and head its own or the model's; the
-    third kind is stored beside the layers, as no family that is read has it yet."""
+    """With latent attention and without, with experts and without, its embedding and head its own or the model's, in
+    one more layer or beside the layers, also of models whose other layers keep states."""
     if families()[family].mtp is None:
         monkeypatch.setitem(families(), family, dataclasses.replace(families()[family], mtp=BY_ITSELF))
     target = add_mtp(make_checkpoint(tmp_path / "target", family, cut=cut, **fields), leave_out=leave_out)
@@ -113,7 +115,7 @@ def test_drafts_are_the_module_s(tmp_path, monkeypatch, family, cut, leave_out, 
     assert (head.own_embedding, head.own_lm_head) == (not leave_out, not leave_out or is_tied)
     assert (head.model.latent is None, head.model.experts is None) == (
         family != "deepseek_v3",
-        "first_k_dense_replace" in fields,
+        "first_k_dense_replace" in fields or family == "qwen3_5_text",
     )
     plain, _, _ = decode(session_of(target, None), PROMPTS, 0)
     texts, seen, _ = decode(session, PROMPTS, 4, max_num_tokens=8)
@@ -199,7 +201,12 @@ def test_a_model_in_int8_has_its_stream_in_another_basis(tmp_path, cut):
 
 
 # Weights of seed 0 have a draw at temperature 1.7 between two logits that are 1e-6 apart, which float32 decides.
-MODULES = {"latent module": ("deepseek_v3", None), "latent module, cut": ("deepseek_v3", 2), "module": ("glm4_moe", 3)}
+MODULES = {
+    "latent module": ("deepseek_v3", None),
+    "latent module, cut": ("deepseek_v3", 2),
+    "module": ("glm4_moe", 3),
+    "gated module, states": ("qwen3_5_text", None),
+}
 
 
 @pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", "states", *MODULES])
