@@ -195,9 +195,10 @@ def _linear_attention(
     conv, channels = ("conv1d_swiftkv", linear.state_channels) if is_above else ("conv1d", linear.conv_channels)
     shape = (channels, 1, linear.conv_width)
     whole = Source(f"{source}.{conv}.weight", shape, rows=Rows(0, channels, transposed=True))
-    yield WeightSpec(f"{name}.state.conv", (whole,))
-    yield _copied(f"{name}.state.decay_log", Source(f"{source}.A_log", (heads,)))
-    yield _copied(f"{name}.state.decay_bias", Source(f"{source}.dt_bias", (heads,)))
+    update = f"state_input.updates.{layer}" if is_above else f"{name}.state"
+    yield WeightSpec(f"{update}.conv", (whole,))
+    yield _copied(f"{update}.decay_log", Source(f"{source}.A_log", (heads,)))
+    yield _copied(f"{update}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
 
 
