@@ -77,6 +77,8 @@ class PrefixOptions:
         for name, minimum in (("snapshot_every", 0), ("num_snapshots", 1)):
             if (count := getattr(self, name)) is None:
                 continue
+            if manifest.target == "vllm":
+                raise EngineError(f"{name} is for kvforge's own engines, and this one is of target vllm; leave it out.")
             if not manifest.state_bytes:
                 raise EngineError(f"{name} is for models with layers of linear attention; leave it out.")
             if count < minimum:

@@ -24,11 +24,6 @@ class ScoredSequence:
 
     def __init__(self, engine: LLMEngine, index: int, context: SequenceOf[int], continuation: SequenceOf[int]) -> None:
         config, total = engine.config, len(context) + len(continuation)
-        if config.reads_states:
-            raise RequestError(
-                "texts are not scored by models with linear attention above a cut, which keep no states for it",
-                operator="use an engine of a checkpoint without a cut",
-            )
         if total > config.max_seq_len:
             raise RequestError(
                 f"request {index} has {len(context)} context and {len(continuation)} continuation tokens, but the "
@@ -72,12 +67,21 @@ class ScoredSequence:
 
     def advance(self, engine: LLMEngine, count: int) -> int:
         """Record that ``count`` tokens are computed; returns how many of the continuation are scored now."""
+        rows, sequence = engine.scheduler.state_rows, self.sequence
+        num_drafts = len(rows.drafts.get(sequence, ()))
+        self._advance(engine, count - num_drafts)
+        rows.commit([sequence])
+        for _ in range(num_drafts):
+            self._advance(engine, 1)
+            rows.accept([sequence])
+        rows.trim(sequence)
+        return self.sequence.num_computed - self.num_context + 1
+
+    def _advance(self, engine: LLMEngine, count: int) -> None:
         self.sequence.num_computed += count
         engine.scheduler.exact_pages.trim(self.sequence)
         if engine.config.enable_prefix_cache:
             engine.scheduler.prefix_cache.publish(self.sequence)
-        engine.scheduler.state_rows.commit([self.sequence])
-        return self.sequence.num_computed - self.num_context + 1
 
     def waits_for(self, other: "ScoredSequence", page_size: int) -> bool:
         """Both contexts begin with the same whole pages, and ``other`` is still computing them."""
@@ -146,6 +150,10 @@ def plan_step(
     def take(scored: ScoredSequence) -> None:
         nonlocal tokens, survivors
         count = min(tokens, scored.num_left, scored.num_below + survivors)
+        if config.reads_states and count > scored.num_below:  # one row for each survivor, and one for each free slot
+            rows, num_slots = engine.scheduler.state_rows, len(engine.scheduler.slots.free_slots)
+            count = min(count, scored.num_below + 1 + len(rows.free_rows) - num_slots)
+            rows.take_drafts(scored.sequence, count - scored.num_below - 1)
         if count:
             tokens, survivors = tokens - count, survivors - scored.num_survivors(count)
             chunks.append((scored, count))
@@ -202,6 +210,7 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         step,
         survivor_index=torch.from_numpy(np.concatenate(survivors)),
         survivor_start=torch.tensor(survivor_starts, dtype=torch.int32),
+        reads_states=engine.config.reads_states,
     )
 
 
@@ -210,9 +219,10 @@ def _state_rows(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
     written: list[np.ndarray] = []
     for scored, count in chunks:
         states = np.full(count, -1, dtype=np.int32)
-        for place, row in rows.plan_tokens(scored.sequence, count).items():
+        num_tokens = count - len(rows.drafts.get(scored.sequence, ()))
+        for place, row in rows.plan_tokens(scored.sequence, num_tokens).items():
             states[place] = row
-        states[-1] = slots.state_write[scored.sequence.slot]
+        states[num_tokens - 1] = slots.state_write[scored.sequence.slot]
         written.append(states)
     read = slots.state_read[[scored.sequence.slot for scored, _ in chunks]]
     return torch.from_numpy(read), torch.from_numpy(np.concatenate(written))

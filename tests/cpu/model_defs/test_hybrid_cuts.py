@@ -175,8 +175,24 @@ def test_an_engine_says_what_it_does_not_compute(tmp_path: Path) -> None:
     asked = SamplingParams(max_tokens=1, prompt_logprobs=1)
     with pytest.raises(RequestError, match="layers above the model's cut read states, and those behind the prompt's"):
         llm.generate([[5, 6, 7]], asked, use_tqdm=False)
-    with pytest.raises(RequestError, match="texts are not scored by models with linear attention above a cut"):
-        score(llm, [([5, 6, 7], [8, 9])])
+
+
+@pytest.mark.parametrize(("chunk", "drafts"), [(128, 3), (11, 3), (7, 0)])
+def test_scores_are_the_references(chunk: int, drafts: int, tmp_path: Path) -> None:
+    """Each scored token has a row of states: as many as drafts of all sequences are computed in a step."""
+    path = checkpoint(tmp_path, "groups of two, the last one smaller")
+    config, weights, ids = config_of(path), load_weights(path), tokens_of()
+    limits = dict(num_pages=40, max_num_tokens=chunk, max_num_seqs=3, snapshot_every=2, num_snapshots=9)
+    session = eager_session(path, dataclasses.replace(OPTIONS, max_draft_len=drafts))
+    llm, shared = LLM(session=session, **limits), ids.tolist()  # type: ignore[arg-type]
+    requests = [(shared[:size], shared[size : size + count]) for size, count in ((1, 30), (12, 9), (40, 1), (60, 20))]
+    expected = reference_logits(config, weights, ids).log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+    for _ in range(2):
+        for (context, continuation), found in zip(requests, score(llm, requests), strict=True):
+            rows = slice(len(context) - 1, len(context) + len(continuation) - 1)
+            assert_near(found.logprobs, expected[rows], model_error(config, len(ids)), (len(context), chunk))
+        llm.engine.check_invariants()
+        assert llm.engine.stats()["num_used_state_rows"] == 0 < llm.engine.stats()["num_held_snapshots"]
 
 
 def test_a_survivor_has_a_state(tmp_path: Path) -> None:

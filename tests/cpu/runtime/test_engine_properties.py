@@ -104,8 +104,8 @@ SIGMOIDS, UNROTATED, NORMS_AFTER = (
 )
 """Experts by sigmoids in groups; a layer without rotation in a group; norms behind layers and windows; in bf16."""
 
-STATES = EngineSpec("qwen3_next", bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 4),))
-"""Linear attention in three of four layers, and experts, in bf16."""
+STATES = EngineSpec("qwen3_next", cut=2, bfloat16=True, options=SWIFTKV.options, model=(("num_hidden_layers", 4),))
+"""Linear attention in three of four layers, one of them above the cut, and experts, in bf16."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,6 +10,7 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import load_manifest, save_manifest
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
+from kvforge.runtime.prefixes.options import PrefixOptions
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.pools import allocate_pools, device_bytes
 from kvforge.runtime.speculation.config import SpeculativeConfig
@@ -171,6 +172,8 @@ def test_scored_sequences_go_on_from_snapshots(chunk):
 
 def test_what_does_not_keep_states_is_refused(tmp_path):
     session = StatefulSession()
+    with pytest.raises(EngineError, match="num_snapshots is for kvforge's own engines"):
+        PrefixOptions(num_snapshots=4).check(changed(session.manifest, target="vllm"))
     with pytest.raises(EngineError, match="prefix_dir keeps K and V, and prompts of a model with linear attention"):
         LLMEngine(session=session, num_pages=8, prefix_dir=tmp_path)
     folder = write_engine_files(tmp_path / "draft")
