@@ -35,7 +35,7 @@ from model_defs.layers import (
     to_stream,
 )
 from model_defs.linear import LinearAttention
-from model_defs.linear_layers import SingleInputStates, StateInputs, StateUpdate
+from model_defs.linear_layers import SingleInputStates, StateInputs, StateReads
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
 from model_defs.token_scores import TokenScorer, write_scores
@@ -198,9 +198,6 @@ class LowerGraph(PositionedGraph):
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
         if isinstance(config.linear, LinearAttention) and config.upper_linear:
             self.state_input = SingleInputStates(config, config.linear)
-            for layer in config.upper_linear:
-                update = StateUpdate(config.linear, config.linear.state_channels)
-                self.layers[str(layer)] = nn.ModuleDict({"state": update})
         if head is not None and head.reads_below(config):
             self.draft = HEAD_CODE[head.kind].states(config, head)
         if config.kv_scorer is not None:
@@ -268,9 +265,8 @@ class LowerGraph(PositionedGraph):
                 new_pools.append(self.write(owner, kv, pool, slot_mapping, steps[owner]))
                 self._write_scores(owner, new_pools[-1], hidden, self.single_input.norm, slot_mapping)
             if config.upper_linear:
-                made = self.state_input(hidden, self.single_input.norm)
-                for layer, part in zip(config.upper_linear, made, strict=True):
-                    self.layers[str(layer)]["state"](*part, pools[config.state_pool_of(layer)], states)
+                above = pools[config.state_pool_of(config.upper_linear[0]) :]
+                self.state_input(hidden, self.single_input.norm, above, states)
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         if self.head is not None:
@@ -323,9 +319,7 @@ class UpperGraph(PositionedGraph):
         page_table: Tensor,
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
-        survivor_slots: Tensor | None = None,
-        logit_index: Tensor | None = None,
-        survivor_state: Tensor | None = None,
+        past_cut: tuple[Tensor, ...] = (),
     ) -> Any:
         """Return fp32 logits ``[R, vocab]`` of the survivors, or ``[L, vocab]`` of some, and ``[R, H]`` for a draft
         head that reads above the cut; the pools then are as an insertion leaves them.
@@ -333,13 +327,14 @@ class UpperGraph(PositionedGraph):
         ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
         survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
-        ``survivor_slots`` int32 ``[R]`` say where in them the survivors' K and V go; logits are those of
-        ``logit_index`` int32 ``[L]``. In ``pools`` the states of each layer with linear attention follow, and
-        ``survivor_state`` int32 ``[R]`` are the survivors' rows in them.
+        ``past_cut`` are slots int32 ``[R]`` in them, where the survivors' K and V go, and the survivors int32 ``[L]``
+        whose logits are asked for (default: all). Where layers above a cut have linear attention, the states of each
+        follow in ``pools``, and ``past_cut`` are the survivors' rows int32 ``[R]`` in them.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
         more: tuple[Tensor, ...] = ()
+        survivor_slots, *asked = past_cut if config.is_blind else (None,)
         if len(self.widths) > 1:
             hidden, *more = hidden.split(self.widths, dim=-1)
         streams = {} if self.draft is None else dict(zip(self.passed, more[self.num_own :], strict=True))
@@ -347,12 +342,15 @@ class UpperGraph(PositionedGraph):
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip((*config.owners_above, *config.upper_linear), pools, strict=True))
+            reads = None
+            if config.linear is not None and config.upper_linear:
+                reads = StateReads.of(config.linear, past_cut[0])
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 if self.draft is not None and layer in self.draft.layers:
                     streams[layer] = hidden
                 if config.is_linear(layer):
-                    hidden = block.read(hidden, pool_of_owner[layer][0], survivor_state)
+                    hidden = block.read(hidden, pool_of_owner[layer][0], reads)
                     continue
                 owner = config.owner_of_layer[layer]
                 pool = pool_of_owner[owner]
@@ -366,8 +364,8 @@ class UpperGraph(PositionedGraph):
                 hidden, pool_of_owner[owner] = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
             pools = [pool_of_owner[owner] for owner in config.owners_above]
         streams[config.num_layers] = hidden
-        if logit_index is not None:
-            hidden = hidden.index_select(0, logit_index)
+        if asked:
+            hidden = hidden.index_select(0, asked[0])
         head = self.embed if config.tie_embeddings else self.lm_head
         logits = divided(config, head(hidden, self.norm))
         logits = logits if config.logit_cap is None else capped(logits, config.logit_cap)

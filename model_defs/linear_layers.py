@@ -1,6 +1,7 @@
 """Layers of models with linear attention: those that have it (Gated DeltaNet, arXiv 2412.06464, section 3), and those
 whose attention has a gate at its end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,35 +62,50 @@ class StateUpdate(nn.Module):
         return gated_delta_rule(qkv, gates, decay_log, decay_bias, *rows, pool[1])
 
 
-def read_states(queries: Tensor, states: Tensor, rows: Tensor) -> Tensor:
-    """Return what states, rows ``[R]`` of a pool, give ``queries`` ``[R, keys]``: ``[R, heads, value_dim]``. Each is a
-    sequence of one token that forgets nothing and takes nothing up."""
-    num_heads, value_dim, count = states.shape[1], states.shape[3], queries.shape[0]
-    qkv = F.pad(queries, (0, queries.shape[1] + num_heads * value_dim))
-    gates = torch.full((count, 2 * num_heads), -torch.inf, device=queries.device)
-    none, starts = torch.zeros(num_heads, device=queries.device), torch.arange(count + 1, dtype=torch.int32)
-    nowhere = torch.full((count,), -1, dtype=torch.int32, device=queries.device)
-    return gated_delta_rule(qkv, gates, none, none, starts.to(queries.device), rows, nowhere, states)
+@dataclass(frozen=True)
+class StateReads:
+    """How R survivors read the states after them: each is a sequence of one token that forgets nothing and takes
+    nothing up. Made once for all layers."""
+
+    query_start: Tensor
+    rows: Tensor
+    nowhere: Tensor
+    gates: Tensor
+    no_decay: Tensor
+
+    @classmethod
+    def of(cls, linear: LinearAttention, rows: Tensor) -> "StateReads":
+        """Return it for the survivors' ``rows`` int32 ``[R]``."""
+        heads, device = linear.num_value_heads, rows.device
+        starts = torch.arange(rows.shape[0] + 1, dtype=torch.int32, device=device)
+        gates = torch.full((rows.shape[0], 2 * heads), -torch.inf, device=device)
+        return cls(starts, rows, torch.full_like(rows, -1), gates, torch.zeros(heads, device=device))
+
+    def read(self, queries: Tensor, states: Tensor) -> Tensor:
+        """Return what ``states``, a layer's pool, give ``queries`` ``[R, keys]``: ``[R, heads, value_dim]``."""
+        qkv = F.pad(queries, (0, queries.shape[1] + states.shape[1] * states.shape[3]))
+        none = self.no_decay
+        return gated_delta_rule(qkv, self.gates, none, none, self.query_start, self.rows, self.nowhere, states)
 
 
 class SingleInputStates(nn.Module):
     """The single input's part in the states of all layers above the cut: one GEMM for the channels of their
-    convolutions, one for the gates of their value heads, which is never rounded to few bits."""
+    convolutions, one for the gates of their value heads, never rounded to few bits, and each layer's update."""
 
     def __init__(self, config: ModelConfig, linear: LinearAttention) -> None:
         super().__init__()
-        self.num_layers = len(config.upper_linear)
-        self.states = Linear(config.hidden_size, self.num_layers * linear.state_channels, False)
-        rows = self.num_layers * 2 * linear.num_value_heads
+        layers = config.upper_linear
+        self.states = Linear(config.hidden_size, len(layers) * linear.state_channels, False)
+        rows = len(layers) * 2 * linear.num_value_heads
         self.gates = Linear(config.hidden_size, rows, False, float32_out=True, quantizes=False)
+        self.updates = nn.ModuleDict({str(layer): StateUpdate(linear, linear.state_channels) for layer in layers})
 
-    def forward(self, hidden: Tensor, norm: RMSNorm | None) -> list[tuple[Tensor, Tensor]]:
-        """Return channels ``[T, state_channels]`` and gates ``[T, 2 heads]`` of each layer."""
-        parts = (
-            self.states(hidden, norm).chunk(self.num_layers, -1),
-            self.gates(hidden, norm).chunk(self.num_layers, -1),
-        )
-        return list(zip(*parts, strict=True))
+    def forward(self, hidden: Tensor, norm: RMSNorm | None, pools: Sequence[Pool], step: StateInputs) -> None:
+        """Bring the states above the cut up to date by the hidden state entering it; ``pools`` are those layers'."""
+        channels = self.states(hidden, norm).chunk(len(self.updates), -1)
+        gates = self.gates(hidden, norm).chunk(len(self.updates), -1)
+        for update, *part in zip(self.updates.values(), channels, gates, pools, strict=True):
+            update(*part, step)
 
 
 class LinearBlock(Block):
@@ -116,12 +132,11 @@ class LinearBlock(Block):
         mixed = self.state(channels, self.ba(hidden, self.input_norm), pool, step)
         return self._finish(hidden, mixed, gate)
 
-    def read(self, hidden: Tensor, states: Tensor, rows: Tensor) -> Tensor:
-        """Return the next residual stream ``[R, hidden]`` of survivors, by the states after them, ``rows`` int32
-        ``[R]`` of the pool ``states``."""
+    def read(self, hidden: Tensor, states: Tensor, reads: StateReads) -> Tensor:
+        """Return the next residual stream ``[R, hidden]`` of survivors, by the states after them in the pool."""
         queries, gate = self.qz(hidden, self.input_norm).split(self.parts, dim=-1)
         queries = F.silu(queries.float()).to(hidden.dtype)
-        return self._finish(hidden, read_states(queries, states, rows), gate)
+        return self._finish(hidden, reads.read(queries, states), gate)
 
     def _finish(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
         gate = F.silu(gate.unflatten(-1, self.gate_shape).float())

@@ -193,10 +193,12 @@ def _linear_attention(
     if not is_above:
         yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
         yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
-    conv = "conv1d_swiftkv" if is_above else "conv1d"
-    yield _convolution(linear.row_shapes(is_above)[0], f"{name}.state.conv", f"{source}.{conv}")
-    yield _copied(f"{name}.state.decay_log", Source(f"{source}.A_log", (heads,)))
-    yield _copied(f"{name}.state.decay_bias", Source(f"{source}.dt_bias", (heads,)))
+    conv, update = "conv1d", f"{name}.state"
+    if is_above:
+        conv, update = "conv1d_swiftkv", f"state_input.updates.{layer}"
+    yield _convolution(linear.row_shapes(is_above)[0], f"{update}.conv", f"{source}.{conv}")
+    yield _copied(f"{update}.decay_log", Source(f"{source}.A_log", (heads,)))
+    yield _copied(f"{update}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
 
 

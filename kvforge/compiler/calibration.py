@@ -18,7 +18,8 @@ from model_defs import ModelConfig
 from model_defs.weights import weight_specs
 
 AUTO, NONE, PACKAGE = "auto", "none", "package"
-"""What an option may be besides the path of a text: the package's for int4 weights of a model that is not too large."""
+"""What an option may be besides the path of a text: the package's for int4 weights of a model that is not too large
+and has no linear attention above a cut."""
 
 MAX_AUTOMATIC_PARAMETERS = 2 * 10**9
 """Beyond, rounding by a text takes many minutes on a few cores, and is done where it is asked for."""
@@ -78,8 +79,14 @@ def calibration_of(
     if not may_calibrate(options):
         return None
     keeps_codes = resolved.quantized_weights in INT4_WEIGHTS and has_codes(checkpoint, config)
-    if options.calibration == AUTO and (keeps_codes or _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS):
+    is_too_large = _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS
+    if options.calibration == AUTO and (keeps_codes or is_too_large or config.upper_linear):
         return None
+    if config.upper_linear:
+        raise BuildError(
+            f"{checkpoint.path} has linear attention above a cut, where a state of every token would be in memory; "
+            "leave --calibration out."
+        )
     if keeps_codes:
         raise BuildError(
             f"{checkpoint.path} has weights in 4 bits already, which an int4 engine keeps as they are; leave "

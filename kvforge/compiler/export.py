@@ -155,12 +155,10 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
 
 
 def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
-    """Return what ``upper`` takes behind the pools above a blind cut: no state, the survivors' slots, and which of them
-    logits are asked for; or the survivors' rows of states, where layers above a cut have linear attention."""
-    sizes = (_SURVIVORS, _LOGITS) if config.is_blind else ()
-    if config.upper_linear:
-        return ((), None, None, torch.zeros(_SURVIVORS, dtype=torch.int32, device=device))
-    return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
+    """Return what ``upper`` takes behind the pools above a blind cut: no state, and the survivors' slots and which of
+    them logits are asked for; or the survivors' rows of states, where layers above a cut have linear attention."""
+    sizes = (_SURVIVORS, _LOGITS) if config.is_blind else (_SURVIVORS,) if config.upper_linear else ()
+    return ((), tuple(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 
 
 def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -211,7 +209,7 @@ def export_upper(
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
     state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:8]]
-    slots = [None if one is None else {0: auto} for one in arguments[8:]]
+    slots = [({0: auto},) * len(tensors) for tensors in arguments[8:]]
     dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state, *slots)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)

@@ -203,17 +203,12 @@ def _check_sealing(
 
 
 def _check_states(graph: ExportedGraph, calls: list[tuple[Node, str]]) -> None:
-    inputs = _input_names(graph)
+    inputs = [str(name) for name in graph.program.graph_signature.user_inputs]
     if broken := broken_state_rule(calls, inputs, graph.state_operators, graph.num_rows):
         node, rule = broken
         if node is None:
             raise BuildError(f"Graph {graph.name} {rule}.")
         _fail(graph, node, rule)
-
-
-def _input_names(graph: ExportedGraph) -> list[str]:
-    """The names of a graph's inputs, without what is left out of its arguments."""
-    return [str(name) for name in graph.program.graph_signature.user_inputs if name is not None]
 
 
 def _pool_inputs(
@@ -230,7 +225,7 @@ def _pool_inputs(
         for owner in graph.pool_owners
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
-    names = _input_names(graph) if inputs is None else inputs
+    names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
     end = len(names) - len(options.policy.keeping.state_inputs) - graph.num_behind
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}

@@ -64,7 +64,7 @@ def round_by_text(
     hidden = lower(*step.tokens, step.starts, step.lengths, step.table, below, (), *step.rows)
     rows, positions = torch.arange(len(hidden)).int(), step.tokens[1]
     above = [step.pools[config.owners.index(owner)] for owner in config.owners_above]
-    slots = step.tokens[2] if config.is_blind else None
+    slots = step.tokens[2:] if config.is_blind else ()
     upper(hidden, rows, step.starts, positions, step.lengths, step.table, above, (), slots)
     if early_exit is not None:
         early_exit(hidden, rows)

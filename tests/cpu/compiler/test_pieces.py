@@ -41,6 +41,11 @@ BASE = {
 }
 CUT = {"model_type": "llama_swiftkv", "swiftkv": True, "num_key_value_layers": 3, "key_value_group_size": 3}
 BF16 = BuildOptions(dtype="bfloat16")
+HYBRID = {
+    **{"full_attention_interval": 3, "head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4},
+    **{"num_experts_per_tok": 2, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2},
+    **{"linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
+}
 MODELS: dict[str, tuple[dict[str, Any], BuildOptions, dict[str, int]]] = {
     "llama": ({"model_type": "llama"}, BuildOptions(), {"lower": 3}),  # nothing norms what the last layer gives
     "llama, bf16": ({"model_type": "llama"}, BF16, {"lower": 2}),  # a packed product norms its own input
@@ -55,6 +60,10 @@ MODELS: dict[str, tuple[dict[str, Any], BuildOptions, dict[str, int]]] = {
         {"lower": 4},
     ),
     "mixtral": ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}, BF16, {"lower": 2}),
+    "linear attention": (HYBRID | {"model_type": "qwen3_next"}, BF16, {"lower": 3}),
+    "linear attention, cut": (
+        CUT | HYBRID | {"model_type": "qwen3_5_text_swiftkv"}, BuildOptions(), {"lower": 4, "upper": 4}
+    ),
     "int8 weights": (CUT, BuildOptions(weight_dtype="int8", dtype="bfloat16"), {"lower": 3, "upper": 3}),
     "streaming": (CUT, BuildOptions(kv_policy="streaming:budget=64"), {"lower": 3, "upper": 4}),
     "quest": (CUT, BuildOptions(kv_policy="quest", page_size=16), {}),
@@ -115,6 +124,13 @@ def with_values(graph: str, config: ModelConfig, options: ResolvedOptions) -> An
     arguments = pytree.tree_map_only(Tensor, value, arguments)
     if graph == "lower":
         arguments[2].copy_(torch.randperm(arguments[2].shape[0]))
+    if config.linear is not None and graph == "lower":
+        read, written = arguments[8:]
+        read.copy_(torch.tensor([3, -1, 4]))
+        written.fill_(-1)[arguments[3][1:].long() - 1] = torch.tensor([0, 1, 4]).int()
+    elif config.upper_linear:
+        (rows,) = arguments[-1]
+        rows.copy_(torch.arange(len(rows)))
     return arguments
 
 

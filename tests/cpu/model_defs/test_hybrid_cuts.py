@@ -161,6 +161,15 @@ def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
         distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts", DistillConfig())
 
 
+def test_a_build_is_not_calibrated_with_a_cut(tmp_path: Path) -> None:
+    """By itself it rounds to the nearest; a text that is asked for is refused."""
+    path = make_checkpoint(tmp_path / "c", DENSE, cut=2, dtype=torch.bfloat16)
+    options = dataclasses.replace(OPTIONS, weight_dtype="int4", dtype="bfloat16")
+    assert eager_session(path, options).manifest.calibration is None
+    with pytest.raises(BuildError, match="linear attention above a cut, where a state of every token would be in mem"):
+        eager_session(path, dataclasses.replace(options, calibration="package"))
+
+
 def test_an_engine_says_what_it_does_not_compute(tmp_path: Path) -> None:
     llm = LLM(session=eager_session(checkpoint(tmp_path, "no sharing"), OPTIONS), num_pages=20)
     asked = SamplingParams(max_tokens=1, prompt_logprobs=1)

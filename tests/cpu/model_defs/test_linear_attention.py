@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.text_part import what_is_left_out
+from kvforge.cli import main
 from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.export import export_lower, export_upper
@@ -213,6 +214,26 @@ def test_a_plan_counts_states() -> None:
     assert plan["capacity"][0]["variants"][0]["requests"] == free // (state + 1024 * 24576)
     names = [variant.name for variant in list_variants("m", config, (24,), (1, 2), ["bfloat16"], True)]
     assert names == ["no cut", "cut 24 of 48", "cut 24 of 48, 2-way"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kv-policy", "h2o"), "--kv-policy h2o needs a cache that nothing else changes, but with linear attention"),
+        (("--tensor-parallel-size", "2"), "has linear attention, which ranks do not divide"),
+        (("--prefix-gib", "3"), "--prefix-dir does not keep prompts of models with linear attention"),
+        (
+            ("--cut", "24", "--cut-kind", "blind", "--num-anchors", "4"),
+            "Linear attention is not supported in this model: its cut is blind",
+        ),
+    ],
+)
+def test_what_a_plan_does_not_count_is_refused(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    assert main(["plan", "--model", str(tmp_path / "config.json"), *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ class StepDriver:
         if self.state is None:
             return ()
         kept = max(survivors, 1) if self.session.manifest.model.upper_linear else 1
-        read, rows = self.state, self.choose.sample(range(NUM_STATES), kept)
-        self.state, written = rows[-1], [-1] * (count - kept) + rows
+        read, rows = self.state, self.choose.sample(range(NUM_STATES), min(kept, count))
+        written = [-1] * (count - len(rows)) + rows
+        self.state = rows[-1] if rows else read
         return torch.tensor([read], dtype=torch.int32), torch.tensor(written, dtype=torch.int32)

@@ -30,6 +30,7 @@ from kvforge.runtime.sessions.inputs import (
     PredictStep,
     UpperStep,
     VerifyStep,
+    past_cut_inputs,
     policy_inputs,
 )
 from kvforge.runtime.sessions.pools import (
@@ -115,8 +116,8 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
-        state = None, None, step.survivor_state
-        return self._upper(*step.inputs, upper_pools(self.manifest, pools), policy_inputs(step, self._policy), *state)
+        behind = policy_inputs(step, self._policy), past_cut_inputs(step)
+        return self._upper(*step.inputs, upper_pools(self.manifest, pools), *behind)
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
@@ -126,7 +127,7 @@ class EagerSession(Session):
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        behind = policy_inputs(step, self._policy), step.survivor_slots, step.logit_index, step.survivor_state
+        behind = policy_inputs(step, self._policy), past_cut_inputs(step)
         result = self._upper(*step.inputs, upper_pools(self.manifest, pools), *behind)
         return result[0] if isinstance(result, tuple) else result
 
