@@ -343,7 +343,7 @@ class UpperGraph(PositionedGraph):
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip((*config.owners_above, *config.upper_linear), pools, strict=True))
             reads = None
-            if config.linear is not None and config.upper_linear:
+            if isinstance(config.linear, LinearAttention) and config.upper_linear:
                 reads = StateReads.of(config.linear, past_cut[0])
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]

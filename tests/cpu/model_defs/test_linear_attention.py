@@ -220,11 +220,11 @@ def test_a_plan_counts_states() -> None:
     ("options", "message"),
     [
         (("--kv-policy", "h2o"), "--kv-policy h2o needs a cache that nothing else changes, but with linear attention"),
-        (("--tensor-parallel-size", "2"), "has linear attention, which ranks do not divide"),
+        (("--tensor-parallel-size", "2"), "keeps states, which ranks do not divide"),
         (("--prefix-gib", "3"), "--prefix-dir does not keep prompts of models with linear attention"),
         (
             ("--cut", "24", "--cut-kind", "blind", "--num-anchors", "4"),
-            "Linear attention is not supported in this model: its cut is blind",
+            "Layers that keep a state are not supported in this model: its cut is blind",
         ),
     ],
 )
