@@ -152,9 +152,13 @@ def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
     for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
         with pytest.raises(KvforgeError, match=r"has linear attention, which is not fitted or measured; give a --cut"):
             rewire_checkpoint(path, tmp_path / "r", options)
-    with pytest.raises(KvforgeError, match="Linear attention is not supported in this model: it has an early exit"):
+    with pytest.raises(
+        KvforgeError, match="Layers that keep a state are not supported in this model: it has an early exit"
+    ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, init="copy", early_exit=True))
-    with pytest.raises(KvforgeError, match="Linear attention is not supported in this model: its cut is blind"):
+    with pytest.raises(
+        KvforgeError, match="Layers that keep a state are not supported in this model: its cut is blind"
+    ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, num_anchors=4))
     cut = make_checkpoint(tmp_path / "cut", DENSE, cut=2)
     with pytest.raises(CheckpointError, match=f"{DENSE} model, which kvforge does not distil or calibrate"):
