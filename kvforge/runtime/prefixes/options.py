@@ -83,6 +83,8 @@ class PrefixOptions:
                 raise EngineError(f"{name} is for models with layers of linear attention; leave it out.")
             if count < minimum:
                 raise EngineError(f"{name} is {count}; give {minimum} or more.")
+        if self.num_snapshots is not None and self.snapshot_every == 0:
+            raise EngineError(f"num_snapshots is {self.num_snapshots}, but snapshot_every 0 keeps none; leave one out.")
         if not self.is_given:
             return
         name = "prefix_dir" if self.prefix_dir is not None else "prefix_host_gib"

@@ -53,7 +53,8 @@ def test_tokens_equal_one_at_a_time(drafts, seeds):
     counts = Counter()
     for seed in (schedules := seeds(32, 200)):
         plan, rng = random_plan(seed), random.Random(seed)
-        snapshots = {"snapshot_every": rng.choice([0, 1, 1, 2, 5]), "num_snapshots": rng.choice([1, 2, 4, 100])}
+        every, count = rng.choice([0, 1, 1, 2, 5]), rng.choice([1, 2, 4, 100])
+        snapshots = {"snapshot_every": every} | ({"num_snapshots": count} if every else {})
         engine, session = drafting_engine(drafts, plan, rng, **snapshots)
         rows = engine.scheduler.state_rows
         rng.shuffle(rows.free_rows)
@@ -215,6 +216,7 @@ def test_memory_is_divided():
     [
         (StatefulSession, {"snapshot_every": -1}, "snapshot_every is -1; give 0 or more"),
         (StatefulSession, {"num_snapshots": 0}, "num_snapshots is 0; give 1 or more"),
+        (StatefulSession, {"num_snapshots": 5, "snapshot_every": 0}, "num_snapshots is 5, but snapshot_every 0 keeps"),
         (FakeSession, {"snapshot_every": 4}, "snapshot_every is for models with layers of linear attention"),
     ],
 )
