@@ -58,7 +58,8 @@ def test_passes_are_those_of_drafting(tmp_path: Path, target: Path) -> None:
             for last in range(number, len(tokens) - 1):
                 hidden = reference._linear(states[0, begin : begin + last - number + 1], "fc")
                 for more in range(number + 1):
-                    wanted = reference._layer(tokens[1 : last - number + more + 2], hidden, 0)[-1:]
+                    behind = tokens[1 : last - number + more + 2]
+                    wanted = reference._layer(behind, hidden, torch.arange(len(behind)))[-1:]
                     hidden = torch.cat((hidden, wanted))
                 torch.testing.assert_close(output[0, begin + last], wanted[0], rtol=ROUNDING, atol=ROUNDING)
                 checked += 1

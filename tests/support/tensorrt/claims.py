@@ -107,6 +107,8 @@ def claims() -> list[Claim]:
             claim = replace(claim, group_size=1, early_exit=False)
         if not is_claimed(claim):
             claim = replace(claim, kv_policy="full")
+        if not is_claimed(claim):
+            claim = replace(claim, cut=None, group_size=1, early_exit=False)
         if claim.cut == LAYERS - 1:
             claim = replace(claim, group_size=1)
         if claim.dtype == "float32" and claim.kv_dtype == "bfloat16":

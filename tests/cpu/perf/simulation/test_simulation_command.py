@@ -68,7 +68,7 @@ def test_every_experiment_writes_its_report_and_figure(
         (("--jobs", "0"), "--jobs is 0"),
         (("--seed", "-1", "--rate", "1"), "--seed is -1"),
         (("--kv-cache-gib", "1e9"), "more than an engine can use"),
-        (("--output", "missing/result", "--jobs", "1"), "missing/result cannot be written"),
+        (("--output", "missing/result", "--jobs", "1"), "missing/result.json cannot be written"),
     ],
 )
 def test_wrong_input_is_one_sentence(
