@@ -25,6 +25,7 @@ from kvforge.costs.flops import full_token
 from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_logits
+from perf.harness import published_shapes
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
 from tests.support.models.logits import transformers_logits
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
@@ -214,6 +215,16 @@ def test_a_plan_counts_states() -> None:
     assert plan["capacity"][0]["variants"][0]["requests"] == free // (state + 1024 * 24576)
     names = [variant.name for variant in list_variants("m", config, (24,), (1, 2), ["bfloat16"], True)]
     assert names == ["no cut", "cut 24 of 48", "cut 24 of 48, 2-way"]
+
+
+@pytest.mark.parametrize(("name", "cut"), [("Qwen3-Next-80B-A3B", "cut 24 of 48"), ("LFM2-1.2B", None)])
+def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
+    name: str, cut: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published_shapes.PUBLISHED[name]))
+    assert main(["plan", "--model", str(tmp_path / "config.json"), "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["variants"]]
+    assert (cut in names) if cut else names == ["no cut"]
 
 
 @pytest.mark.parametrize(
