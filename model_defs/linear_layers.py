@@ -48,18 +48,18 @@ class StateUpdate(nn.Module):
 
     def __init__(self, linear: LinearAttention, channels: int) -> None:
         super().__init__()
-        self.num_heads, self.num_queries = linear.num_value_heads, linear.conv_channels - channels
+        self.num_heads, self.has_queries = linear.num_value_heads, channels == linear.conv_channels
         self.conv = nn.Parameter(torch.empty(linear.conv_width, 1, channels))
         self.decay_log = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
         self.decay_bias = nn.Parameter(torch.empty(SCALAR_COPIES * linear.num_value_heads))
 
     def forward(self, channels: Tensor, gates: Tensor, pool: Pool, step: StateInputs) -> Tensor:
         """Update ``pool`` by ``channels`` ``[T, channels]`` and ``gates`` float32 ``[T, 2 heads]``; returns what the
-        states give the queries, ``[T, heads, value_dim]``: zeros where there are none."""
+        states give the queries, ``[T, heads, value_dim]``, or no rows where there are none."""
         rows = (step.query_start, step.state_read, step.state_write)
-        qkv = F.pad(short_conv(channels, self.conv.squeeze(1), *rows, pool[0]), (self.num_queries, 0))
+        qkv = short_conv(channels, self.conv.squeeze(1), *rows, pool[0])
         decay_log, decay_bias = (x[: self.num_heads].float() for x in (self.decay_log, self.decay_bias))
-        return gated_delta_rule(qkv, gates, decay_log, decay_bias, *rows, pool[1])
+        return gated_delta_rule(qkv, gates, decay_log, decay_bias, *rows, pool[1], self.has_queries)
 
 
 @dataclass(frozen=True)

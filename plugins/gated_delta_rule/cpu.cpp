@@ -38,16 +38,18 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 at::Tensor gated_delta_rule(
     const at::Tensor& qkv_in, const at::Tensor& gates_in, const at::Tensor& decay_log_in,
     const at::Tensor& decay_bias_in, const at::Tensor& query_start_in, const at::Tensor& state_read_in,
-    const at::Tensor& state_write_in, at::Tensor& state_pool) {
+    const at::Tensor& state_write_in, at::Tensor& state_pool, bool has_queries) {
   check_float(kOp, "qkv", qkv_in, 2);
   check_tensor(kOp, "state_pool", state_pool, at::kFloat, {-1, -1, -1, -1});
   TORCH_CHECK(state_pool.is_contiguous(), kOp, ": state_pool must be contiguous");
   const int64_t tokens = qkv_in.size(0), rows = state_pool.size(0), heads = state_pool.size(1);
   const int64_t key_dim = state_pool.size(2), value_dim = state_pool.size(3);
   const int64_t of_keys = qkv_in.size(1) - heads * value_dim;
-  TORCH_CHECK(heads > 0 && key_dim > 0 && of_keys > 0 && of_keys % (2 * key_dim) == 0, kOp, ": qkv must have ",
-              heads * value_dim, " columns of values and some of keys and queries, not ", qkv_in.size(1));
-  const int64_t key_heads = of_keys / (2 * key_dim);
+  const int64_t of_head = (has_queries ? 2 : 1) * key_dim;  // columns of a key head
+  TORCH_CHECK(heads > 0 && key_dim > 0 && of_keys > 0 && of_keys % of_head == 0, kOp, ": qkv must have ",
+              heads * value_dim, " columns of values and some of keys", has_queries ? " and queries" : "", ", not ",
+              qkv_in.size(1));
+  const int64_t key_heads = of_keys / of_head;
   TORCH_CHECK(heads % key_heads == 0, kOp, ": qkv has ", key_heads, " key heads, which ", heads,
               " value heads are not a multiple of");
   const at::Tensor gates = float32_tensor(kOp, "gates", gates_in, {tokens, 2 * heads});
@@ -58,7 +60,7 @@ at::Tensor gated_delta_rule(
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor qkv = qkv_in.stride(1) == 1 ? qkv_in : qkv_in.contiguous();
-  at::Tensor out = at::empty({tokens, heads, value_dim}, qkv.options());
+  at::Tensor out = at::empty({has_queries ? tokens : 0, heads, value_dim}, qkv.options());
   at::Tensor factors = at::empty({2, tokens, heads}, gates.options());
   float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * heads;
   const float *gate = gates.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
@@ -75,6 +77,7 @@ at::Tensor gated_delta_rule(
       .qkv = qkv.const_data_ptr(),
       .token_stride = qkv.stride(0),
       .is_bf16 = qkv.scalar_type() == at::kBFloat16,
+      .has_queries = has_queries,
       .decay = decay,
       .rate = rate,
       .query_start = query_start.const_data_ptr<int32_t>(),

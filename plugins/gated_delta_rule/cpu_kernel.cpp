@@ -34,8 +34,8 @@ struct Update {
   float decay;
 };
 
-// Brings a state [key_dim, kColumns] up to date and, where it is read, gives its products with k and q.
-template <bool updates, bool reads>
+// Brings a state [key_dim, kColumns] up to date and gives its products with k and q, where it is read for these.
+template <bool updates, bool knows, bool finds>
 void pass(float* state, int64_t key_dim, Update last, const float* k, const float* q, vfloat* known, vfloat* found) {
   vfloat sums[2][kVectors] = {}, results[2][kVectors] = {}, change[kVectors];
   if constexpr (updates)
@@ -48,10 +48,8 @@ void pass(float* state, int64_t key_dim, Update last, const float* k, const floa
         s = multiply_add(broadcast(last.key[i]), change[c], s * last.decay);
         store(place, s);
       }
-      if constexpr (reads) {
-        sums[parity][c] = multiply_add(broadcast(k[i]), s, sums[parity][c]);
-        results[parity][c] = multiply_add(broadcast(q[i]), s, results[parity][c]);
-      }
+      if constexpr (knows) sums[parity][c] = multiply_add(broadcast(k[i]), s, sums[parity][c]);
+      if constexpr (finds) results[parity][c] = multiply_add(broadcast(q[i]), s, results[parity][c]);
     }
   };
   int64_t i = 0;
@@ -60,11 +58,10 @@ void pass(float* state, int64_t key_dim, Update last, const float* k, const floa
     step(i + 1, 1);
   }
   if (i < key_dim) step(i, 0);
-  if constexpr (reads)
-    for (int64_t c = 0; c < kVectors; ++c) {
-      known[c] = sums[0][c] + sums[1][c];
-      found[c] = results[0][c] + results[1][c];
-    }
+  for (int64_t c = 0; c < kVectors; ++c) {
+    if constexpr (knows) known[c] = sums[0][c] + sums[1][c];
+    if constexpr (finds) found[c] = results[0][c] + results[1][c];
+  }
 }
 
 // The product of two keys, with zeros behind them.
@@ -86,10 +83,10 @@ void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_str
   for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, count * sizeof(float));
 }
 
-template <typename Element>
+template <typename Element, bool finds>
 void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, float* scratch) {
   const int64_t dk = a.key_dim, dv = a.value_dim, count = dv - first < kColumns ? dv - first : kColumns;
-  const int64_t key_head = head / (a.value_heads / a.key_heads), keys = a.key_heads * dk;
+  const int64_t key_head = head / (a.value_heads / a.key_heads), keys = a.key_heads * dk, queries = finds ? keys : 0;
   const int64_t begin = a.query_start[sequence], end = a.query_start[sequence + 1];
   float *q = scratch, *k[2] = {q + padded_key(dk), q + 2 * padded_key(dk)};  // the token's and the last one's, in turns
   float *state = q + 3 * padded_key(dk), *change = state + dk * kColumns, *result = change + kColumns;
@@ -102,29 +99,32 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
   for (int64_t t = begin; t < end; ++t) {
     const Element* token = static_cast<const Element*>(a.qkv) + t * a.token_stride;
     float* key = k[(t - begin) & 1];
-    normed(token + key_head * dk, dk, 1.0f / std::sqrt(static_cast<float>(dk)), q);
-    normed(token + keys + key_head * dk, dk, 1.0f, key);
+    if constexpr (finds) normed(token + key_head * dk, dk, 1.0f / std::sqrt(static_cast<float>(dk)), q);
+    normed(token + queries + key_head * dk, dk, 1.0f, key);
     if (t == begin)
-      pass<false, true>(state, dk, last, key, q, known, found);
+      pass<false, true, finds>(state, dk, last, key, q, known, found);
     else
-      pass<true, true>(state, dk, last, key, q, known, found);
+      pass<true, true, finds>(state, dk, last, key, q, known, found);
     if (t > begin && a.state_write[t - 1] >= 0)
       copy_rows(state, kColumns, row(a.state_write[t - 1]), dv, dk, count);
-    const float product = product_of(key, q, dk);
     const float decay = a.decay[t * a.value_heads + head], rate = a.rate[t * a.value_heads + head];
-    const Element* v = token + 2 * keys + head * dv + first;
+    const Element* v = token + queries + keys + head * dv + first;
     for (int64_t c = 0; c < count; ++c) change[c] = to_float(v[c]);
     for (int64_t c = 0; c < kVectors; ++c) {
       const vfloat d = rate * (load(change + c * kLanes) - decay * known[c]);
       store(change + c * kLanes, d);
-      store(result + c * kLanes, decay * found[c] + product * d);
     }
-    Element* out = static_cast<Element*>(a.out) + (t * a.value_heads + head) * dv + first;
-    for (int64_t c = 0; c < count; ++c) store(out + c, result[c]);
     last = {key, change, decay};
+    if constexpr (finds) {
+      const float product = product_of(key, q, dk);
+      for (int64_t c = 0; c < kVectors; ++c)
+        store(result + c * kLanes, decay * found[c] + product * load(change + c * kLanes));
+      Element* out = static_cast<Element*>(a.out) + (t * a.value_heads + head) * dv + first;
+      for (int64_t c = 0; c < count; ++c) store(out + c, result[c]);
+    }
   }
   if (begin < end && a.state_write[end - 1] >= 0) {
-    pass<true, false>(state, dk, last, nullptr, nullptr, nullptr, nullptr);
+    pass<true, false, false>(state, dk, last, nullptr, nullptr, nullptr, nullptr);
     copy_rows(state, kColumns, row(a.state_write[end - 1]), dv, dk, count);
   }
 }
@@ -134,7 +134,12 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
 namespace KVFORGE_ISA {
 
 void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch) {
-  args.is_bf16 ? run<bf16>(args, sequence, head, first, scratch) : run<float>(args, sequence, head, first, scratch);
+  const auto run_as = [&](auto element) {
+    using Element = decltype(element);
+    args.has_queries ? run<Element, true>(args, sequence, head, first, scratch)
+                     : run<Element, false>(args, sequence, head, first, scratch);
+  };
+  args.is_bf16 ? run_as(bf16()) : run_as(float());
 }
 
 }  // namespace KVFORGE_ISA

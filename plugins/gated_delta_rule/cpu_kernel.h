@@ -8,16 +8,16 @@ namespace kvforge {
 constexpr int64_t kColumns = 32;  // of a state that a task has: 128 keys of them stay in the first cache
 
 struct DeltaRule {
-  const void* qkv;  // [T, 2 * key_heads * key_dim + value_heads * value_dim], in elements
+  const void* qkv;  // [T, 2 (without queries 1) * key_heads * key_dim + value_heads * value_dim], in elements
   int64_t token_stride;
-  bool is_bf16;
+  bool is_bf16, has_queries;
   const float* decay;  // [T, value_heads], what a token multiplies the state by
   const float* rate;  // [T, value_heads], how much of what is new it takes up
   const int32_t* query_start;
   const int32_t* state_read;  // checked against the pool
   const int32_t* state_write;
   float* pool;  // [rows, value_heads, key_dim, value_dim]
-  void* out;  // [T, value_heads, value_dim], contiguous
+  void* out;  // [T, value_heads, value_dim], contiguous; nothing without queries
   int64_t key_heads, value_heads, key_dim, value_dim;
 };
 
