@@ -15,9 +15,9 @@ from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
-from kvforge.distill.data import DataReport, load_data
+from kvforge.distill.data import load_data
 from kvforge.distill.export import export_checkpoint
-from kvforge.distill.loop import Progress, RunSummary
+from kvforge.distill.loop import RunSummary
 from kvforge.distill.packing import DataSettings
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.step_log import METRICS_FILE
@@ -90,11 +90,21 @@ def distill_checkpoint(
         trained = {name: world.gathered(p) for name, p in model.named_parameters() if p.requires_grad}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         keep_all = keep_teacher or sizes.is_blind
-        return world.first_process(
-            lambda: _finish(
-                checkpoint, dst, work, shapes, trained, sizes.cut, keep_all, dtype, overwrite, state, report
+
+        def finish() -> DistillSummary:
+            plot: str | None = str(work / PLOT_FILE)
+            try:
+                plot_metrics(work / METRICS_FILE, work / PLOT_FILE)
+            except MissingToolError:
+                plot = None
+            # Last, so that whatever fails, the same command can be given again.
+            check_output(dst, [checkpoint.path], overwrite)  # another thing may have come there while the run went on
+            export_checkpoint(
+                checkpoint, dst, shapes, trained, sizes.cut, keep_teacher=keep_all, dtype=dtype, overwrite=overwrite
             )
-        )
+            return DistillSummary.of(dst, work, state, report, plot=plot)
+
+        return world.first_process(finish)
 
 
 def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
@@ -142,29 +152,3 @@ def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForC
         if is_trained(name, sizes.cut, "partial", sizes.is_blind):
             parameter.data = checkpoint.read(name, tuple(parameter.shape), torch.float32)
     return model
-
-
-def _finish(
-    checkpoint: Checkpoint,
-    dst: Path,
-    work: Path,
-    shapes: dict[str, tuple[int, ...]],
-    trained: dict[str, torch.Tensor],
-    cut: int,
-    keep_teacher: bool,
-    dtype: torch.dtype | None,
-    overwrite: bool,
-    state: Progress,
-    report: DataReport,
-) -> DistillSummary:
-    plot: str | None = str(work / PLOT_FILE)
-    try:
-        plot_metrics(work / METRICS_FILE, work / PLOT_FILE)
-    except MissingToolError:
-        plot = None
-    # Last, so that whatever fails, the same command can be given again.
-    check_output(dst, [checkpoint.path], overwrite)  # another thing may have come there while the run went on
-    export_checkpoint(
-        checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype, overwrite=overwrite
-    )
-    return DistillSummary.of(dst, work, state, report, plot=plot)

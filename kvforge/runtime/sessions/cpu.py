@@ -26,7 +26,6 @@ from kvforge.runtime.sessions.pools import (
     Pools,
     allocate_auxiliary_pools,
     allocate_draft_pool,
-    allocate_pools,
     upper_pools,
 )
 from kvforge.runtime.sessions.session import Session
@@ -101,17 +100,6 @@ class CpuSession(Session):
             raise EngineError(NO_DRAFTS)
         accepted, next_token = self._verify(list(step))
         return accepted, next_token
-
-    def allocate_pools(
-        self,
-        num_pages: int,
-        state_pages: int = 0,
-        num_slots: int | None = None,
-        upper_pages: int = 0,
-        state_rows: int = 0,
-    ) -> Pools:
-        """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages, state_rows)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:

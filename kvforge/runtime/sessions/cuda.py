@@ -23,7 +23,7 @@ from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.policy_inputs import input_shapes, neutral_inputs
-from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 
 CACHE_FRACTION = 0.9
@@ -135,18 +135,6 @@ class CudaSession(Session):
             raise EngineError(NO_DRAFTS)
         accepted, next_token = self._verify([tensor.to(self.device) for tensor in step])
         return accepted.cpu(), next_token.cpu()
-
-    def allocate_pools(
-        self,
-        num_pages: int,
-        state_pages: int = 0,
-        num_slots: int | None = None,
-        upper_pages: int = 0,
-        state_rows: int = 0,
-    ) -> Pools:
-        """Return pools of all owners in one allocation, but for those of the KV policy that lie in main memory, mapped
-        for the GPU; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
