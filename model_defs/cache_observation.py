@@ -21,7 +21,6 @@ class CacheObservation(CacheInsertion):
     kind: int | None
 
     def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> "StepObservation | None":
-        """See ``CacheInsertion``."""
         return None if self.kind is None else StepObservation(self, *inputs)
 
 

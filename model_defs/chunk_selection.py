@@ -24,7 +24,6 @@ class ChunkSelection(CacheInsertion):
     needs_positions: bool = field(default=True, kw_only=True)
 
     def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> "StepChunks":
-        """See ``CacheInsertion``."""
         return StepChunks(self, *inputs, *tables)
 
 

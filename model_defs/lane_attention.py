@@ -24,11 +24,9 @@ class LaneObservation(CacheObservation):
     budget: int = 0
 
     def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> StepObservation | None:
-        """See ``CacheInsertion``."""
         return super().begin(inputs[:-1], tables)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> "LaneAttention":
-        """See ``CacheInsertion``."""
         return LaneAttention(self, inputs[-1])
 
 

@@ -17,7 +17,6 @@ class NotedQueries(CacheInsertion):
     needs_positions: bool = True
 
     def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> "StepQueries":
-        """See ``CacheInsertion``."""
         return StepQueries(StepNotes(*inputs))
 
 

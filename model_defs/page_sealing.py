@@ -21,11 +21,9 @@ class PageSealing(CacheInsertion):
     step writes."""
 
     def after_write(self, inputs: tuple[Tensor, ...]) -> "StepSealing":
-        """See ``CacheInsertion``."""
         return StepSealing(*inputs)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> "SealedAttention":
-        """See ``CacheInsertion``."""
         return SealedAttention(*inputs)
 
 

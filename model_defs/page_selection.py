@@ -25,7 +25,6 @@ class PageSelection(CacheInsertion):
     num_pools: int = field(default=2, kw_only=True)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> "SelectedAttention":
-        """See ``CacheInsertion``."""
         return SelectedAttention(self, *inputs)
 
 

@@ -19,15 +19,12 @@ class SimilarLanes(LaneObservation):
     are ``StepNotes``'s."""
 
     def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> StepObservation | None:
-        """See ``CacheInsertion``."""
         return super().begin(inputs[:-3], tables)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> LaneAttention:
-        """See ``CacheInsertion``."""
         return super().attention(inputs[:-3])
 
     def after_attention(self, inputs: tuple[Tensor, ...]) -> "StepSimilarity":
-        """See ``CacheInsertion``."""
         return StepSimilarity(StepNotes(*inputs[-3:]))
 
 

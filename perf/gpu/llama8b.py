@@ -69,11 +69,9 @@ class GreedySession(Session):
         self.manifest, self._session, self._pools = session.manifest, session, pools
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """As ``Session.lower``."""
         return self._session.lower(step, pools)
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """As ``Session.upper``."""
         logits = self._session.device_logits if isinstance(self._session, CudaSession) else self._session.upper
         return logits(step, pools).argmax(-1).cpu()
 

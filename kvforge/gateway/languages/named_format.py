@@ -73,11 +73,9 @@ class NamedFormat(GrammarFormat):
     numbered: bool = False
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
-        """As GrammarFormat."""
         return NamedCall(frozenset(asked.types), mark(self.before), mark(self.after.strip()), mark(self.id_mark))
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
-        """As GrammarFormat."""
         arguments = with_whitespace(function.parameters)
         before, after = self.before + function.name, self.after
         head = f"{spell(before + self.id_mark)} /[0-9]+/ {spell(after)}" if self.numbered else spell(before + after)
