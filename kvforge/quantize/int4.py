@@ -39,17 +39,15 @@ def quantize_layers(
         for name, linear in _linears(layer):
             # No token of the calibration may have come to an expert.
             seen = moments.get(name)
-            rounded = _round_unseen(linear.weight) if seen is None else round_by_inputs(linear.weight, seen).as_codes()
+            half = half_scales_of_steps(linear.weight) if seen is None else None
+            steps = round_by_inputs(linear.weight, seen) if half is None else round_in_steps(linear.weight, half)
+            rounded = steps.as_codes()
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:
             text.hidden = text.run(layer, index, config)
     progress(config.num_layers, config.num_layers)
     return codes
-
-
-def _round_unseen(weight: Tensor) -> Codes:
-    return round_in_steps(weight, half_scales_of_steps(weight)).as_codes()
 
 
 @dataclass
