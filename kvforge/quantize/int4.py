@@ -37,11 +37,10 @@ def quantize_layers(
             for text in texts:
                 text.run(layer, index, config)
         for name, linear in _linears(layer):
-            # No token of the calibration may have come to an expert.
-            seen = moments.get(name)
-            half = half_scales_of_steps(linear.weight) if seen is None else None
-            steps = round_by_inputs(linear.weight, seen) if half is None else round_in_steps(linear.weight, half)
-            rounded = steps.as_codes()
+            if (seen := moments.get(name)) is None:  # no token of the calibration has come to an expert
+                rounded = round_in_steps(linear.weight, half_scales_of_steps(linear.weight)).as_codes()
+            else:
+                rounded = round_by_inputs(linear.weight, seen).as_codes()
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:
