@@ -71,7 +71,6 @@ class GrammarFormat(ToolFormat):
         return self.notation.begins + self.gap
 
     def reader(self, asked: Calls) -> CallReader:
-
         def mark(text: str) -> str:
             return with_token_marks(text, asked.tokens)
 
