@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from model_defs.cache_insertion import CacheInsertion, Pages, Pool
 from plugins.attention_mass import attention_mass
 from plugins.attention_mass.reference import LARGEST_WEIGHT, SUM_AND_SQUARES
 
 
 @dataclass(frozen=True)
-class CacheObservation:
+class CacheObservation(CacheInsertion):
     """``attention_mass`` of ``kind`` before every attention; nothing where that is None.
 
     The last ``num_pools`` of an owner's pools are the policy's: the second is what is observed, of kind 1 also the
@@ -18,24 +19,9 @@ class CacheObservation:
     """
 
     kind: int | None
-    num_pools: int
-    needs_positions: bool = False
-    owners_share: bool = False
 
-    def begin(
-        self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
-    ) -> "StepObservation | None":
-        """See ``CacheInsertion``."""
+    def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> "StepObservation | None":
         return None if self.kind is None else StepObservation(self, *inputs)
-
-    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
-
-    def attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
-
-    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +36,9 @@ class StepObservation:
     seen: list[Tensor] = field(default_factory=list)
     """K pools that layers have observed: those who share one go on from what the first has written."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        pool: tuple[Tensor, ...],
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        scale: float,
-        k_scale: float,
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, q: Tensor, pool: Pool, pages: Pages, scale: float, k_scale: float) -> Pool:
         """See ``BeforeAttention``."""
+        query_start, kv_length, page_table = pages
         state = pool[len(pool) - self.observation.num_pools :]
         cache = pool[: len(pool) - len(state)]
         kind = self.observation.kind

@@ -4,39 +4,27 @@ A sequence whose prompt is factored has a short cache in the paged pool: places 
 exact tokens. Each layer chooses for itself, brings what is missing into the places and attends to the whole of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from model_defs.cache_insertion import CacheInsertion, Pages, Pool
 from plugins.chunk_cache_update import updated_chunks
 from plugins.landmark_select import landmark_select
 from plugins.selected_kv_write import selected_kv_write
 
 
 @dataclass(frozen=True)
-class ChunkSelection:
+class ChunkSelection(CacheInsertion):
     """Chunks of ``chunk_size`` tokens, of which a KV head sees at most ``max_selected``."""
 
     chunk_size: int
     max_selected: int
-    num_pools: int = 7
-    needs_positions: bool = True
-    owners_share: bool = False
+    num_pools: int = field(default=7, kw_only=True)
+    needs_positions: bool = field(default=True, kw_only=True)
 
-    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> "StepChunks":
-        """See ``CacheInsertion``."""
-        slot, table, num_chunks, num_selected = inputs
-        assert rope_cos is not None and rope_sin is not None
-        return StepChunks(self, slot, table, num_chunks, num_selected, rope_cos, rope_sin)
-
-    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
-
-    def attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
-
-    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
+    def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> "StepChunks":
+        return StepChunks(self, *inputs, *tables)
 
 
 @dataclass(frozen=True)
@@ -57,22 +45,14 @@ class StepChunks:
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __call__(
-        self,
-        q: Tensor,
-        pool: tuple[Tensor, ...],
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        scale: float,
-        k_scale: float,
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, q: Tensor, pool: Pool, pages: Pages, scale: float, k_scale: float) -> Pool:
         """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that
         are not in their places yet into the K and V pool. A sequence without queries keeps what it has.
 
         ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v), of which the first two,
         ``cached`` and ``counts`` are written.
         """
+        query_start, _, page_table = pages
         k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
         selected = landmark_select(
             q,

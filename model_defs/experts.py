@@ -88,6 +88,23 @@ def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:
     return counts.pop()
 
 
+def experts_everywhere(hf: Mapping[str, Any], count: int, num_active: int, **more: Any) -> Experts:
+    """Return a config.json's mixture in every layer, by default ``num_active`` of ``count`` experts; raises
+    ModelError."""
+    return Experts(
+        num_experts=count_experts(hf, count),
+        num_active=optional_int(hf, "num_experts_per_tok", num_active),
+        intermediate_size=require_int(hf, "intermediate_size"),
+        normalize=True,
+        layers=tuple(range(require_int(hf, "num_hidden_layers"))),
+        **more,
+    )
+
+
+STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
+"""Tensors of all experts of a layer, as families store them that ``stacked`` says it of."""
+
+
 def experts_by_sigmoid(hf: Mapping[str, Any], count: int) -> Experts | None:
     """Return a config.json's mixture, by default of ``count`` experts; None where no layer has one. Raises
     ModelError."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.experts import ClampedGate, Experts, count_experts
+from model_defs.experts import STACKED, ClampedGate, experts_everywhere
 from model_defs.family import Family
-from model_defs.fields import number, optional_flag, optional_int, require_int
+from model_defs.fields import number, optional_flag, require_int
 from model_defs.gguf_form import EXPERTS, GgufForm, Keys, expert_fields
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
@@ -40,8 +40,6 @@ KINDS = ("sliding_attention", "full_attention")
 NAMES = ((r"\.mlp\.router\.", ".mlp.gate."),)
 """The family's name of a layer's router."""
 
-STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
-
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``GptOssConfig`` dictionary; raises ModelError."""
@@ -56,12 +54,10 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         layer_windows=windows_from_layer_types({**hf, "layer_types": kinds}, 0),
         qkv_bias=bias,
         output_bias=bias,
-        experts=Experts(
-            num_experts=count_experts(hf, 128),
-            num_active=optional_int(hf, "num_experts_per_tok", 4),
-            intermediate_size=require_int(hf, "intermediate_size"),
-            normalize=True,
-            layers=tuple(range(num_layers)),
+        experts=experts_everywhere(
+            hf,
+            128,
+            4,
             bias=True,
             gate=ClampedGate(
                 alpha=number(hf.get("swiglu_alpha", 1.702), "swiglu_alpha", 1e-6, 1e6),

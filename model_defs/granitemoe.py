@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.experts import Experts, count_experts
+from model_defs.experts import STACKED, experts_everywhere
 from model_defs.family import Family
-from model_defs.fields import optional_int, require_int
 from model_defs.granite import DEFAULTS, READS, granite_config
 
 MODEL_TYPE = "granitemoe"
@@ -17,20 +16,11 @@ NAMES = (
 )
 """The family's names of a layer's router and experts."""
 
-STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
-
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``GraniteMoeConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    experts = Experts(
-        num_experts=count_experts(hf, 8),
-        num_active=optional_int(hf, "num_experts_per_tok", 2),
-        intermediate_size=require_int(hf, "intermediate_size"),
-        normalize=True,
-        layers=tuple(range(require_int(hf, "num_hidden_layers"))),
-    )
-    return granite_config(hf, MODEL_TYPE, experts=experts)
+    return granite_config(hf, MODEL_TYPE, experts=experts_everywhere(hf, 8, 2))
 
 
 FAMILY = Family(

@@ -95,11 +95,11 @@ class PositionedGraph(nn.Module):
         insertion = self.insertion
         if insertion is None:
             return PolicyPart()
-        tables = (self.rope_cos, self.rope_sin) if insertion.needs_positions else (None, None)
+        tables = (self.get_buffer("rope_cos"), self.get_buffer("rope_sin")) if insertion.needs_positions else ()
         return PolicyPart(
             insertion.num_pools,
             insertion.after_write(state),
-            insertion.begin(state, *tables),
+            insertion.begin(state, tables),
             insertion.attention(state),
             insertion.after_attention(state),
         )
@@ -135,7 +135,7 @@ class PositionedGraph(nn.Module):
         )
         pool = (*written, *pool[len(cache) :])
         if step.policy.after_write is not None:
-            step.policy.after_write(pool, step.query_start, step.kv_length, step.page_table)
+            step.policy.after_write(pool, step.pages)
         return pool
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_defs.cache_insertion import Pages, Pool
 from model_defs.cache_observation import CacheObservation, StepObservation
 from model_defs.columns import attend_columns, column_number
 
@@ -22,14 +23,10 @@ class LaneObservation(CacheObservation):
 
     budget: int = 0
 
-    def begin(
-        self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
-    ) -> StepObservation | None:
-        """See ``CacheInsertion``."""
-        return super().begin(inputs[:-1], rope_cos, rope_sin)
+    def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> StepObservation | None:
+        return super().begin(inputs[:-1], tables)
 
-    def attention(self, inputs: tuple[Tensor, ...]) -> "LaneAttention":  # type: ignore[override]
-        """See ``CacheInsertion``."""
+    def attention(self, inputs: tuple[Tensor, ...]) -> "LaneAttention":
         return LaneAttention(self, inputs[-1])
 
 
@@ -48,24 +45,15 @@ class LaneAttention:
     slot: Tensor
 
     def __call__(
-        self,
-        q: Tensor,
-        pool: tuple[Tensor, ...],
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        scale: float,
-        kv_scales: tuple[float, float],
-        window: int,
+        self, q: Tensor, pool: Pool, pages: Pages, scale: float, kv_scales: tuple[float, float], window: int
     ) -> Tensor:
         """See ``Attention``."""
+        query_start, kv_length, page_table = pages
         cache, page_size = pool[: len(pool) - self.observation.num_pools], pool[0].shape[1]
         columns, lengths = self._lanes(page_table, kv_length, pool, page_size)
         return attend_columns(q, cache, query_start, columns, lengths, page_size, scale, kv_scales)
 
-    def _lanes(
-        self, page_table: Tensor, kv_length: Tensor, pool: tuple[Tensor, ...], page_size: int
-    ) -> tuple[Tensor, Tensor]:
+    def _lanes(self, page_table: Tensor, kv_length: Tensor, pool: Pool, page_size: int) -> tuple[Tensor, Tensor]:
         """Return the columns ``[S, kv_heads, W + M]`` and the tokens ``[S, kv_heads]`` of every head, int32."""
         lane_pages, lane_table = pool[-2:]
         kv_heads, width = lane_table.shape[1:]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import AfterAttention, AfterWrite, Attention, BeforeAttention
+from model_defs.cache_insertion import AfterAttention, AfterWrite, Attention, BeforeAttention, Pages, Pool
 from model_defs.config import ModelConfig
 from model_defs.experts import Experts
 from model_defs.rope import apply_rope
@@ -14,10 +14,6 @@ from model_defs.weights import SCALAR_COPIES
 from plugins.expert_linear import expert_linear
 from plugins.paged_attention import paged_attention
 from plugins.route_experts import route_experts
-
-Pool = tuple[Tensor, ...]
-"""The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
-their float32 scales, each ``[pages, page_size, kv_heads]``; then what the KV policy keeps."""
 
 KVScales = tuple[float, float]
 """Static scales of one owner's K and V; (1.0, 1.0) where the format has none."""
@@ -50,6 +46,11 @@ class StepInputs:
     sin: Tensor
     policy: PolicyPart = PolicyPart()
     growth: Tensor | None = None
+
+    @property
+    def pages(self) -> Pages:
+        """What of it the cache is read and written by."""
+        return Pages(self.query_start, self.kv_length, self.page_table)
 
 
 class BareNorm(nn.Module):
@@ -363,11 +364,11 @@ class Block(nn.Module):
         """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated, and the pool that was read."""
         rotation = (step.cos, step.sin) if step.growth is None else (step.cos * step.growth, step.sin * step.growth)
         q = apply_rope(q, *rotation)
-        policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
+        policy, pages = step.policy, step.pages
         if policy.before_attention is not None:
-            pool = policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
+            pool = policy.before_attention(q, pool, pages, self.scale, kv_scales[0])
         if policy.attention is not None:
-            return policy.attention(q, pool, *pages, self.scale, kv_scales, self.window), pool
+            return policy.attention(q, pool, pages, self.scale, kv_scales, self.window), pool
         k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
         attended = paged_attention(
             q,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.experts import Experts, count_experts
+from model_defs.experts import experts_everywhere
 from model_defs.family import Family
 from model_defs.fields import optional_int, require_int
 from model_defs.gguf_form import EXPERTS, GgufForm, expert_fields
@@ -26,13 +26,7 @@ NAMES = (
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``MixtralConfig`` dictionary; raises ModelError."""
     num_layers = require_int(hf, "num_hidden_layers")
-    experts = Experts(
-        num_experts=count_experts(hf, 8),
-        num_active=optional_int(hf, "num_experts_per_tok", 2),
-        intermediate_size=require_int(hf, "intermediate_size"),
-        normalize=True,
-        layers=tuple(range(num_layers)),
-    )
+    experts = experts_everywhere(hf, 8, 2)
     window = optional_int(hf, "sliding_window", 0, minimum=0)
     return config_from_hf(
         {**DEFAULTS, **hf}, model_type=MODEL_TYPE, layer_windows=(window,) * num_layers, experts=experts

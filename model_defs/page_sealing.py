@@ -9,33 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_defs.cache_insertion import CacheInsertion, Pages, Pool
 from plugins.grouped_attention import grouped_attention
 from plugins.seal_pages import seal_pages
 
 
 @dataclass(frozen=True)
-class PageSealing:
+class PageSealing(CacheInsertion):
     """An owner's pool is the exact K and V ``[exact pages, page_size, kv_heads, d]``, then the sealed pages'
     ``num_pools`` tensors; the input is ``exact_table`` ``[S, M]`` int32, the exact page of each logical page that the
     step writes."""
 
-    num_pools: int
-    needs_positions: bool = False
-    owners_share: bool = False
-
-    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> None:
-        """See ``CacheInsertion``."""
-
     def after_write(self, inputs: tuple[Tensor, ...]) -> "StepSealing":
-        """See ``CacheInsertion``."""
         return StepSealing(*inputs)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> "SealedAttention":
-        """See ``CacheInsertion``."""
         return SealedAttention(*inputs)
-
-    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +34,9 @@ class StepSealing:
 
     exact_table: Tensor
 
-    def __call__(self, pool: tuple[Tensor, ...], query_start: Tensor, kv_length: Tensor, page_table: Tensor) -> None:
+    def __call__(self, pool: Pool, pages: Pages) -> None:
         """See ``AfterWrite``."""
+        query_start, kv_length, page_table = pages
         page_size = pool[0].shape[1]
         before = kv_length - (query_start[1:] - query_start[:-1])
         end = page_size * torch.arange(1, page_table.shape[1] + 1, dtype=torch.int32, device=page_table.device)
@@ -64,17 +54,10 @@ class SealedAttention:
     exact_table: Tensor
 
     def __call__(
-        self,
-        q: Tensor,
-        pool: tuple[Tensor, ...],
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        scale: float,
-        kv_scales: tuple[float, float],
-        window: int,
+        self, q: Tensor, pool: Pool, pages: Pages, scale: float, kv_scales: tuple[float, float], window: int
     ) -> Tensor:
         """See ``Attention``."""
+        query_start, kv_length, page_table = pages
         exact_k, exact_v, k_codes, v_codes, k_groups, v_groups = pool
         return grouped_attention(
             q,

@@ -5,38 +5,27 @@ any of its keys can score. Each KV head reads the chunks with the largest bounds
 chunks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from model_defs.cache_insertion import CacheInsertion, Pages, Pool
 from model_defs.columns import attend_columns, column_number
 from plugins.landmark_select import landmark_select
 
 
 @dataclass(frozen=True)
-class PageSelection:
+class PageSelection(CacheInsertion):
     """Chunks of ``chunk_size`` tokens, of which a KV head reads ``max_selected``; the policy's pools of an owner are
     ``bounds`` and ``never``."""
 
     chunk_size: int
     max_selected: int
-    num_pools: int = 2
-    needs_positions: bool = False
-    owners_share: bool = False
-
-    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> None:
-        """See ``CacheInsertion``."""
-
-    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
+    num_pools: int = field(default=2, kw_only=True)
 
     def attention(self, inputs: tuple[Tensor, ...]) -> "SelectedAttention":
-        """See ``CacheInsertion``."""
         return SelectedAttention(self, *inputs)
-
-    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
-        """See ``CacheInsertion``."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +39,10 @@ class SelectedAttention:
     num_chunks: Tensor
 
     def __call__(
-        self,
-        q: Tensor,
-        pool: tuple[Tensor, ...],
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        scale: float,
-        kv_scales: tuple[float, float],
-        window: int,
+        self, q: Tensor, pool: Pool, pages: Pages, scale: float, kv_scales: tuple[float, float], window: int
     ) -> Tensor:
         """See ``Attention``."""
+        query_start, kv_length, page_table = pages
         k_pool, v_pool, bounds, never = pool
         size, most = self.selection.chunk_size, self.selection.max_selected
         # Chunks are chosen by a sequence's last query; those of sequences without one are not read.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.experts import Experts, count_experts
+from model_defs.experts import STACKED, Experts, count_experts
 from model_defs.family import Family
 from model_defs.fields import optional_flag, optional_int, require_int
 from model_defs.hf_config import config_from_hf
@@ -26,7 +26,6 @@ DEFAULTS = {
 """What ``Qwen3NextConfig`` takes where config.json lacks the field."""
 
 NAMES = ((r"\.shared_expert\.", ".shared_experts."),)
-STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:

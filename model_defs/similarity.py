@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_defs.cache_insertion import Pool
 from model_defs.cache_observation import StepObservation
 from model_defs.lane_attention import LaneAttention, LaneObservation
 from model_defs.notes import StepNotes
@@ -17,18 +18,13 @@ class SimilarLanes(LaneObservation):
     one after it. The third last of an owner's pools is ``similarity`` ``[slots, tokens + 1]``, the last three inputs
     are ``StepNotes``'s."""
 
-    def begin(
-        self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
-    ) -> StepObservation | None:
-        """See ``CacheInsertion``."""
-        return super().begin(inputs[:-3], rope_cos, rope_sin)
+    def begin(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> StepObservation | None:
+        return super().begin(inputs[:-3], tables)
 
-    def attention(self, inputs: tuple[Tensor, ...]) -> LaneAttention:  # type: ignore[override]
-        """See ``CacheInsertion``."""
+    def attention(self, inputs: tuple[Tensor, ...]) -> LaneAttention:
         return super().attention(inputs[:-3])
 
-    def after_attention(self, inputs: tuple[Tensor, ...]) -> "StepSimilarity":  # type: ignore[override]
-        """See ``CacheInsertion``."""
+    def after_attention(self, inputs: tuple[Tensor, ...]) -> "StepSimilarity":
         return StepSimilarity(StepNotes(*inputs[-3:]))
 
 
@@ -38,6 +34,6 @@ class StepSimilarity:
 
     notes: StepNotes
 
-    def __call__(self, before: Tensor, after: Tensor, pool: tuple[Tensor, ...], query_start: Tensor) -> None:
+    def __call__(self, before: Tensor, after: Tensor, pool: Pool, query_start: Tensor) -> None:
         """See ``AfterAttention``."""
         self.notes.write(pool[-3], F.cosine_similarity(before.float(), after.float(), dim=-1), pool[0], query_start)

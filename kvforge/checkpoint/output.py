@@ -30,15 +30,17 @@ def check_output(output: Path, sources: Collection[Path | None], overwrite: bool
     check_removable(output)
 
 
-def check_work(work: Path, output: Path, sources: Collection[Path]) -> None:
-    """Raise KvforgeError where a run's state would lie in its ``output``, which appears at its end, or be one of the
-    checkpoints that it reads."""
+def work_folder(work: str | Path | None, output: Path, sources: Collection[Path]) -> Path:
+    """Return where a run's state lies: in ``work``, by default ``output`` and ``.training``. Raises KvforgeError where
+    that is in ``output``, which appears at the run's end, or one of the checkpoints that it reads."""
+    work = Path(f"{os.path.abspath(output)}.training" if work is None else work)
     place = work.resolve()
     if output.resolve() in (place, *place.parents):
         raise KvforgeError(f"--work {work} is in {output}; choose another directory for the run's state.")
     for source in sources:
         if place == source.resolve():
             raise KvforgeError(f"--work {work} is {source}; choose another directory for the run's state.")
+    return work
 
 
 def _is_checkpoint(directory: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from kvforge.commands.cut_options import add_num_anchors, anchors_of
@@ -43,6 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("output", type=Path, metavar="DST", help="checkpoint directory to write")
     parser.add_argument(
         "--cut-layer",
+        dest="cut",
         type=_cut,
         required=True,
         metavar="K",
@@ -80,7 +81,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="LAMBDA",
         help="regulariser, relative to the inputs",
     )
-    parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file")
+    parser.add_argument(
+        "--max-shard-size", dest="max_shard_bytes", type=_size, default="5GB", metavar="SIZE", help="of a file"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="similarity of the layers' inputs (.png, .svg, .pdf)")
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="print what was measured and written as JSON")
@@ -94,19 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.rewire import RewireOptions, rewire_checkpoint
     from kvforge.rewire.report import describe
 
-    options = RewireOptions(
-        cut=args.cut_layer,
-        group_size=args.group_size,
-        init=args.init,
-        drop_teacher=args.drop_teacher,
-        early_exit=args.early_exit,
-        ridge=args.ridge,
-        quality_budget=args.quality_budget,
-        num_samples=args.num_samples,
-        num_tokens=args.num_tokens,
-        max_shard_bytes=args.max_shard_size,
-        num_anchors=anchors_of([args.cut_kind], args.num_anchors)[0],
-    )
+    args.num_anchors = anchors_of([args.cut_kind], args.num_anchors)[0]
+    options = RewireOptions(**{field.name: getattr(args, field.name) for field in fields(RewireOptions)})
     source = checkpoint_of(args, args.source)
     with tqdm(leave=False, disable=args.json or not display_of(args).bars) as bar:
 

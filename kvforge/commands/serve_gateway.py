@@ -20,6 +20,11 @@ LIMITS = (
     "max_stop", "request_timeout", "header_timeout", "body_timeout", "write_timeout", "keep_alive",
 )  # fmt: skip
 """Fields of GatewayOptions that are options of the same name."""
+_SHARED = (
+    "chat_template", "tool_call_format", "reasoning_format", "generation_config", "api_key_file", "no_page",
+    "max_seq_len", "drain_timeout", "log_format", "log_level",
+)  # fmt: skip
+"""Others that are, some of them options of the server or of engines too."""
 _OWN = (
     "openai_address", "api_key_file", "api_key", "served_model_name", "chat_template", "tool_call_format",
     "reasoning_format", "no_page", "open_page", *DEFAULT_FIELDS,
@@ -91,17 +96,7 @@ def gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) ->
         address=doors.ip("openai"),
         port=args.openai_port,
         model_names=_names(args) or (() if name is None else (name,)),
-        chat_template=args.chat_template,
-        tool_call_format=args.tool_call_format,
-        reasoning_format=args.reasoning_format,
-        generation_config=args.generation_config,
-        **{name: getattr(args, name) for name in (*DEFAULT_FIELDS, *LIMITS)},
-        api_key_file=args.api_key_file,
-        no_page=args.no_page,
-        max_seq_len=args.max_seq_len,
-        drain_timeout=args.drain_timeout,
-        log_format=args.log_format,
-        log_level=args.log_level,
+        **{name: getattr(args, name) for name in (*LIMITS, *DEFAULT_FIELDS, *_SHARED)},
     )
 
 

@@ -17,7 +17,8 @@ def how_to_install(extra: str) -> str:
     # Looking for pip as a module would have setuptools leave distutils alone for the rest of the process, and then
     # refuse to be imported, which compiling needs.
     pip = "pip install" if any(distributions(name="pip")) else f"uv pip install --python {shlex.quote(sys.executable)}"
-    return f"{pip} -e '.[{extra}]'" if _is_source_tree() else f"{pip} 'kvforge[{extra}]'"
+    is_source_tree = (SOURCE_TREE / "pyproject.toml").is_file()
+    return f"{pip} -e '.[{extra}]'" if is_source_tree else f"{pip} 'kvforge[{extra}]'"
 
 
 def import_failed(need: str, extra: str, error: Exception) -> MissingToolError:
@@ -35,7 +36,3 @@ def import_failed(need: str, extra: str, error: Exception) -> MissingToolError:
         f"{need}, which is installed but cannot be imported ({type(error).__name__}: {first_line(error)}); "
         f"kvforge doctor says which package is broken, and {how_to_install(extra)} brings versions that fit."
     )
-
-
-def _is_source_tree() -> bool:
-    return (SOURCE_TREE / "pyproject.toml").is_file()

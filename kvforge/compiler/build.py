@@ -22,21 +22,11 @@ from kvforge.compiler.calibration import calibration_of, check_calibration, may_
 from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.convert import basis_of, convert_weights
 from kvforge.compiler.engine_dir import check_output
-from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
+from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
-from kvforge.compiler.targets import HOSTED, Progress, Target, load_hosted, load_target
+from kvforge.compiler.targets import HOSTED, Progress, load_hosted, load_target
 from kvforge.kv_policies import KVPolicy, Need
-from kvforge.manifest import (
-    RANK_DIR,
-    SCHEMA_VERSION,
-    TOKENIZER_DIR,
-    WEIGHTS_FILE,
-    Manifest,
-    graph_names,
-    save_manifest,
-    sha256_of,
-)
-from kvforge.version import __version__
+from kvforge.manifest import RANK_DIR, TOKENIZER_DIR, WEIGHTS_FILE, Manifest, graph_names, save_manifest
 from model_defs import ModelConfig
 from model_defs.draft_head import DraftHead
 from model_defs.prediction import Prediction
@@ -111,7 +101,18 @@ def build_engine(
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
         progress("manifest")
-        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, own_fields)
+        manifest = manifest_of(
+            checkpoint,
+            config,
+            resolved,
+            staging,
+            isa=target.isa(),
+            torch_version=torch.__version__,
+            num_parameters=num_parameters,
+            weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
+            operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
+            **own_fields,
+        )
         save_manifest(manifest, staging)
     return manifest
 
@@ -226,29 +227,3 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     if not resolved.has_static_scales:
         return resolved
     return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    options: ResolvedOptions,
-    target: Target,
-    num_parameters: int,
-    staging: Path,
-    own_fields: dict[str, Any],
-) -> Manifest:
-    files = sorted(path for path in staging.rglob("*") if path.is_file())
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        kvforge_version=__version__,
-        target=options.target,
-        isa=target.isa(),
-        torch_version=torch.__version__,
-        **manifest_fields(config, options),
-        **own_fields,
-        num_parameters=num_parameters,
-        weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
-        checkpoint_sha256=checkpoint.sha256(),
-        operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
-        files={str(path.relative_to(staging)): sha256_of(path) for path in files},
-    )

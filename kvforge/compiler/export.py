@@ -161,11 +161,6 @@ def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...
     return ((), tuple(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 
 
-def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
-    """Return arguments of ``early_exit`` for the same step and survivors."""
-    return upper_example(config, options, device)[:2]
-
-
 def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
     """Return arguments of ``verify``: six drafts of three sequences, with their distributions."""
     rows = _DRAFTS + _SEQUENCES
@@ -222,7 +217,7 @@ def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str
     """Export ``early_exit``: T and R are dynamic."""
     with torch.device("meta"):
         module = EarlyExitGraph(config)
-    arguments = early_exit_example(config, options, device)
+    arguments = upper_example(config, options, device)[:2]
     dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
@@ -267,17 +262,13 @@ def export_draft(config: ModelConfig, options: ResolvedOptions, device: str = "c
     ids, positions, slots = (torch.zeros(_TOKENS, dtype=torch.int32, device=device) for _ in range(3))
     upper = upper_example(config, options, device)
     hidden = torch.zeros(_TOKENS, head.width, dtype=options.torch_dtype, device=device)
-    pool = _empty(torch_specs(head_layout(head, options).written(_PAGES, 0)), device)
+    layout = CacheLayout(head.model, options.dtype, options.dtype, options.page_size, Full())
+    pool = _empty(torch_specs(layout.written(_PAGES, 0)), device)
     arguments = (ids, hidden, positions, slots, *upper[1:3], *upper[4:6], pool)
     dynamic = (*({0: auto},) * 7, {0: auto, 1: auto}, ({0: auto},) * len(pool))
     module = with_draft_buffers(uninitialised(module, config, options, device), head, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("draft", program, (0,))
-
-
-def head_layout(head: DraftHead, options: ResolvedOptions) -> CacheLayout:
-    """Return the tensors of a draft head's cache, which is in the dtype of the computation."""
-    return CacheLayout(head.model, options.dtype, options.dtype, options.page_size, Full())
 
 
 def with_draft_buffers(module: nn.Module, head: DraftHead, device: str = "cpu") -> nn.Module:

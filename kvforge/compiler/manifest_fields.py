@@ -1,11 +1,14 @@
-"""What of an engine's manifest the model and the options decide, and the tokenizer's files."""
+"""The manifest of an engine that was written, and the tokenizer's files."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.common.checkpoint_files import copy_tokenizer_files
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.manifest import SCHEMA_VERSION, Manifest, sha256_of
+from kvforge.version import __version__
 from model_defs import ModelConfig
 
 
@@ -16,22 +19,28 @@ def copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, Any]:
-    """Return the fields of an engine's manifest that model and options decide, not its target and files."""
+    """Return the fields of an engine's manifest that model and options decide, which have the options' names."""
     prediction = options.prediction
-    return {
-        "dtype": options.dtype,
-        "weight_dtype": options.weight_dtype,
-        "kv_dtype": options.kv_dtype,
-        "kv_scales": options.kv_scales,
+    fields = (field.name for field in dataclasses.fields(Manifest))
+    return {name: getattr(options, name) for name in fields if hasattr(options, name)} | {
         "kv_policy": options.policy.name,
         "kv_policy_parameters": options.policy.parameters,
         "model": config,
         "auxiliary_model": prediction and prediction.auxiliary.first_layers(prediction.num_layers - 1),
-        "draft_head": options.draft_head,
-        "page_size": options.page_size,
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_tokens": options.max_num_tokens,
-        "max_seq_len": options.max_seq_len,
-        "max_draft_len": options.max_draft_len,
-        "decoupled_mode": options.decoupled_mode,
     }
+
+
+def manifest_of(
+    checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions, folder: Path, *left_out: str, **more: Any
+) -> Manifest:
+    """Return the manifest of an engine whose files lie in ``folder``, but for folders of the names ``left_out``;
+    ``more`` are the fields that neither model nor options decide."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not {*left_out} & {*path.parts})
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        kvforge_version=__version__,
+        **manifest_fields(config, options),
+        **more,
+        checkpoint_sha256=checkpoint.sha256(),
+        files={str(path.relative_to(folder)): sha256_of(path) for path in files},
+    )

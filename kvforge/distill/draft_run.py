@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.draft_head import IDS, IS_DRAFTED, TOKENS, default_layers, head_config
 from kvforge.checkpoint.model import check_is_trained, check_weights, open_model, read_model_config
-from kvforge.checkpoint.output import check_output, check_work
+from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.common.dtypes import COMPUTE_DTYPES
@@ -72,9 +71,8 @@ def train_draft_head(
             unusable, or see ``train_head``.
     """
     src, dst = Path(src), Path(dst)
-    work = Path(f"{os.path.abspath(dst)}.training" if work is None else work)
     check_output(dst, [src, Path(data)], overwrite)
-    check_work(work, dst, [src])
+    work = work_folder(work, dst, [src])
     checkpoint, sizes = _open(src)
     vocab = min(MOST_TOKENS, sizes.vocab_size) if draft_vocab is None else draft_vocab
     if not 1 <= vocab <= sizes.vocab_size:

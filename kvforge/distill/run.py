@@ -1,7 +1,6 @@
 """`kvforge distill` as a function: from a rewired checkpoint and data to a distilled checkpoint."""
 
 import dataclasses
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ import torch
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.model import check_is_trained, check_weights, open_model, read_model_config
-from kvforge.checkpoint.output import check_output, check_work
+from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
-from kvforge.distill.data import DataReport, load_data
+from kvforge.distill.data import load_data
 from kvforge.distill.export import export_checkpoint
-from kvforge.distill.loop import Progress, RunSummary
+from kvforge.distill.loop import RunSummary
 from kvforge.distill.packing import DataSettings
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.step_log import METRICS_FILE
@@ -63,22 +62,21 @@ def distill_checkpoint(
             unusable, or see ``distill``.
     """
     src, dst = Path(src), Path(dst)
-    work = Path(f"{os.path.abspath(dst)}.training" if work is None else work)
     if keep_teacher and config.train != "partial":
         raise KvforgeError(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
         )
 
-    def begin() -> tuple[Checkpoint, ModelConfig]:
+    def begin() -> tuple[Path, Checkpoint, ModelConfig]:
         check_output(dst, [src, Path(data)], overwrite)
-        check_work(work, dst, [src])
-        opened = _open(src)
-        if opened[1].is_blind:
-            _check_blind(src, opened[1], config, settings, keep_teacher)
-        return opened
+        folder = work_folder(work, dst, [src])
+        checkpoint, sizes = _open(src)
+        if sizes.is_blind:
+            _check_blind(src, sizes, config, settings, keep_teacher)
+        return folder, checkpoint, sizes
 
     with world.processes(config.device):
-        checkpoint, sizes = world.first_process(begin)
+        folder, checkpoint, sizes = world.first_process(begin)
         settings = settings or DataSettings(config.length)
         settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
         config = dataclasses.replace(config, length=settings.length)
@@ -86,15 +84,25 @@ def distill_checkpoint(
         packed, report = world.first_process(lambda: load_data(data, src, sizes.vocab_size, settings, show))
         model = _load(checkpoint, sizes, config.dtype)
         source = fingerprint(model, only_teacher=False)
-        state = distill(config, model, packed, work, progress=progress, source=source)
+        state = distill(config, model, packed, folder, progress=progress, source=source)
         trained = {name: world.gathered(p) for name, p in model.named_parameters() if p.requires_grad}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         keep_all = keep_teacher or sizes.is_blind
-        return world.first_process(
-            lambda: _finish(
-                checkpoint, dst, work, shapes, trained, sizes.cut, keep_all, dtype, overwrite, state, report
+
+        def finish() -> DistillSummary:
+            plot: str | None = str(folder / PLOT_FILE)
+            try:
+                plot_metrics(folder / METRICS_FILE, folder / PLOT_FILE)
+            except MissingToolError:
+                plot = None
+            # Last, so that whatever fails, the same command can be given again.
+            check_output(dst, [checkpoint.path], overwrite)  # another thing may have come there while the run went on
+            export_checkpoint(
+                checkpoint, dst, shapes, trained, sizes.cut, keep_teacher=keep_all, dtype=dtype, overwrite=overwrite
             )
-        )
+            return DistillSummary.of(dst, folder, state, report, plot=plot)
+
+        return world.first_process(finish)
 
 
 def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
@@ -142,29 +150,3 @@ def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForC
         if is_trained(name, sizes.cut, "partial", sizes.is_blind):
             parameter.data = checkpoint.read(name, tuple(parameter.shape), torch.float32)
     return model
-
-
-def _finish(
-    checkpoint: Checkpoint,
-    dst: Path,
-    work: Path,
-    shapes: dict[str, tuple[int, ...]],
-    trained: dict[str, torch.Tensor],
-    cut: int,
-    keep_teacher: bool,
-    dtype: torch.dtype | None,
-    overwrite: bool,
-    state: Progress,
-    report: DataReport,
-) -> DistillSummary:
-    plot: str | None = str(work / PLOT_FILE)
-    try:
-        plot_metrics(work / METRICS_FILE, work / PLOT_FILE)
-    except MissingToolError:
-        plot = None
-    # Last, so that whatever fails, the same command can be given again.
-    check_output(dst, [checkpoint.path], overwrite)  # another thing may have come there while the run went on
-    export_checkpoint(
-        checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype, overwrite=overwrite
-    )
-    return DistillSummary.of(dst, work, state, report, plot=plot)

@@ -45,7 +45,7 @@ class SampleReader:
         self.vocab_size, self.mask = vocab_size, mask
         self.template = ChatTemplate.from_dir(checkpoint)
         self._checkpoint = checkpoint
-        self._tokenizer = _load_tokenizer(checkpoint / "tokenizer.json")
+        self._tokenizer = read_tokenizer(file) if (file := checkpoint / "tokenizer.json").is_file() else None
         self._end: int | None = None
         if self._tokenizer is not None:
             name = special_tokens(read_tokenizer_config(checkpoint)).get("eos_token")
@@ -213,10 +213,6 @@ class SampleReader:
                 f"{where}: token {outside[0]} is outside the model's vocabulary of {self.vocab_size}; use this model's "
                 "tokenizer."
             )
-
-
-def _load_tokenizer(path: Path) -> Tokenizer | None:
-    return read_tokenizer(path) if path.is_file() else None
 
 
 def _array(values: Any) -> np.ndarray:

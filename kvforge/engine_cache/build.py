@@ -69,7 +69,7 @@ def cached_engine(
         key = engine_key(
             content,
             options,
-            _content_of_predictor(options, folder),
+            None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder),
             text_hash(options.calibration),
             _content_of_draft_head(path, options, folder),
             _content_of_scorer(path, options, folder),
@@ -91,10 +91,6 @@ def _name_of(path: Path) -> str:
     """What to call the model in a directory, or in a GGUF file."""
     path = path.resolve()
     return gguf_name(path) if path.is_file() else path.name
-
-
-def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:
-    return None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder)
 
 
 def _content_of_draft_head(checkpoint: Path, options: BuildOptions, folder: Path) -> str | None:

@@ -81,18 +81,14 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
         return (
             json.dumps({"error": [asked.status, asked.message, asked.param, asked.code, asked.detail]}).encode() + b"\n"
         )
-    head = {
-        "model": asked.model, "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
-        "include_usage": asked.include_usage, "template": len(asked.template),
-        "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
-        "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
-        "thinking": None if asked.thinking is None else dataclasses.astuple(asked.thinking),
-        "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
-        "shown": asked.shown, "looser": None if asked.looser is None else len(asked.looser), "left": asked.left,
-        "left_by_looser": asked.left_by_looser, "prompt_logprobs": asked.prompt_logprobs,
-        "continuous_usage": asked.continuous_usage,
-        "left_tools": asked.left_tools,
-    }  # fmt: skip
+    head = vars(asked) | {
+        "template": len(asked.template),
+        "prompts": list(map(len, asked.prompts)),
+        "echoes": list(map(len, asked.echoes)),
+        "looser": None if asked.looser is None else len(asked.looser),
+        "calls": None if asked.calls is None else dataclasses.asdict(asked.calls),
+        "thinking": None if asked.thinking is None else dataclasses.asdict(asked.thinking),
+    }
     parts = (asked.template, *asked.prompts, *asked.echoes, asked.looser or b"")
     return b"".join((json.dumps(head).encode(), b"\n", *parts))
 
@@ -113,33 +109,11 @@ def unpack(data: bytes) -> ParsedRequest:
         at += size
         return data[at - size : at]
 
-    return ParsedRequest(
-        model=head["model"],
-        template=take(head["template"]),
-        prompts=tuple(map(take, head["prompts"])),
-        n=head["n"],
-        stop=tuple(head["stop"]),
-        logprobs=head["logprobs"],
-        stream=head["stream"],
-        include_usage=head["include_usage"],
-        echoes=tuple(map(take, head["echoes"])),
-        calls=None if head["calls"] is None else _calls(*head["calls"]),
-        thinking=None if head["thinking"] is None else Thinking(*head["thinking"]),
-        names=head["names"],
-        kept=head["kept"],
-        silent=head["silent"],
-        empty=head["empty"],
-        shown=head["shown"],
-        looser=None if head["looser"] is None else take(head["looser"]),
-        left=head["left"],
-        left_by_looser=head["left_by_looser"],
-        prompt_logprobs=head["prompt_logprobs"],
-        continuous_usage=head["continuous_usage"],
-        left_tools=tuple(head["left_tools"]),
-    )
-
-
-def _calls(
-    form: str, types: dict[str, dict[str, list[str]]], prefix: str, forced: bool, parallel: bool, tokens: list[str]
-) -> Calls:
-    return Calls(form, types, prefix, forced, parallel, tuple(tokens))
+    for name in ("template", "prompts", "echoes", "looser"):  # as pack puts them one behind the other
+        sizes = head[name]
+        head[name] = tuple(map(take, sizes)) if isinstance(sizes, list) else None if sizes is None else take(sizes)
+    if head["calls"] is not None:
+        head["calls"] = Calls(**head["calls"] | {"tokens": tuple(head["calls"]["tokens"])})
+    if head["thinking"] is not None:
+        head["thinking"] = Thinking(**head["thinking"])
+    return ParsedRequest(**head | {name: tuple(head[name]) for name in ("stop", "left_tools")})

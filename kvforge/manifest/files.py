@@ -40,7 +40,8 @@ def load_manifest(engine_dir: str | Path, sha256: str | None = None) -> Manifest
         if not (engine_dir / name).is_file():
             raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
         if name == WEIGHTS_FILE:
-            _check_weights_size(engine_dir / name, manifest)
+            if (path := engine_dir / name).stat().st_size != manifest.weights_file_bytes:
+                raise EngineError(f"{path} is damaged or another engine's; rebuild the engine with kvforge build.")
         else:
             _check_hash(engine_dir, name, manifest)
     return manifest
@@ -93,12 +94,6 @@ def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     if digest != digest_of(data):
         raise _changed(path)
     return manifest
-
-
-def _check_weights_size(path: Path, manifest: Manifest) -> None:
-    """Raise EngineError unless the safetensors file has the size it was written with."""
-    if path.stat().st_size != manifest.weights_file_bytes:
-        raise EngineError(f"{path} is damaged or another engine's; rebuild the engine with kvforge build.")
 
 
 def _check_hash(engine_dir: Path, name: str, manifest: Manifest) -> None:

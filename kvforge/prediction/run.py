@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
-from kvforge.checkpoint.output import check_output, check_work
+from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.checkpoint.predictor import prediction_fields
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
@@ -95,8 +94,7 @@ def train_predictor(
     output, fit = Path(output), fit or FitOptions()
     checkpoints = [Path(base_path), Path(auxiliary_path)]
     check_output(output, [*checkpoints, fit.calibration, None if data is None else Path(data)], overwrite)
-    work = Path(f"{os.path.abspath(output)}.training" if work is None else work)
-    check_work(work, output, checkpoints)
+    work = work_folder(work, output, checkpoints)
     base, auxiliary = open_source(base_path), open_source(auxiliary_path)
     prediction = _prediction(base, auxiliary, layers)
     _check_tokenizers(base, auxiliary)

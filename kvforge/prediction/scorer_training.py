@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.checkpoint.output import check_output, check_work
+from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.checkpoint.scorer import MAX_UNITS, MIN_UNITS, write_scorer
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.staging import staging_directory
@@ -107,8 +106,7 @@ def train_scorer(
     """
     output, options = Path(output), options or ScorerOptions()
     check_output(output, [Path(checkpoint_path), options.calibration], overwrite)
-    work = Path(f"{os.path.abspath(output)}.training" if work is None else work)
-    check_work(work, output, [Path(checkpoint_path)])
+    work = work_folder(work, output, [Path(checkpoint_path)])
     model, samples, request = _open(checkpoint_path, options)
     config = model.sizes
     held = set(range(HELD_OUT_EVERY - 1, len(samples), HELD_OUT_EVERY)) or {len(samples) - 1}

@@ -37,19 +37,16 @@ def quantize_layers(
             for text in texts:
                 text.run(layer, index, config)
         for name, linear in _linears(layer):
-            # No token of the calibration may have come to an expert.
-            seen = moments.get(name)
-            rounded = _round_unseen(linear.weight) if seen is None else round_by_inputs(linear.weight, seen).as_codes()
+            if (seen := moments.get(name)) is None:  # no token of the calibration has come to an expert
+                rounded = round_in_steps(linear.weight, half_scales_of_steps(linear.weight)).as_codes()
+            else:
+                rounded = round_by_inputs(linear.weight, seen).as_codes()
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:
             text.hidden = text.run(layer, index, config)
     progress(config.num_layers, config.num_layers)
     return codes
-
-
-def _round_unseen(weight: Tensor) -> Codes:
-    return round_in_steps(weight, half_scales_of_steps(weight)).as_codes()
 
 
 @dataclass

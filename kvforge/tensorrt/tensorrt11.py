@@ -88,7 +88,7 @@ def contexts(engine: "trt.ICudaEngine", plan: Path) -> Contexts:
 def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
     """Give the builder the times that it measured on this kind of GPU; the result keeps them."""
     cache = _timing_cache(config)
-    return lambda: _save_timing_cache(cache)
+    return lambda: write_kept(timing_cache_file(), bytes(cache.serialize()))
 
 
 def build(builder: "trt.Builder", network: "trt.INetworkDefinition", config: "trt.IBuilderConfig", plan: Path) -> bool:
@@ -113,7 +113,3 @@ def _timing_cache(config: "trt.IBuilderConfig") -> "trt.ITimingCache":
         if cache is not None and config.set_timing_cache(cache, False):
             return cache
     raise BuildError(f"TensorRT {load().__version__} makes no timing cache; free memory and build again.")
-
-
-def _save_timing_cache(cache: "trt.ITimingCache") -> None:
-    write_kept(timing_cache_file(), bytes(cache.serialize()))

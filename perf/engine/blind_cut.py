@@ -60,13 +60,6 @@ def planned_bytes(engine: LLMEngine, args: argparse.Namespace) -> int:
     return below * kv_bytes_below(model, kv_dtype) + above * kv_bytes_above(model, kv_dtype)
 
 
-def timed_step(running: Batch) -> float:
-    """Take a step; returns its seconds."""
-    begin = time.perf_counter()
-    running.step()
-    return time.perf_counter() - begin
-
-
 def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
     """Serve ``batch`` prompts in every engine, and let them take turns at decode steps."""
     engines = {name: load(name, batch, args) for name in MODELS}
@@ -79,7 +72,9 @@ def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for index in range(args.output_tokens - 2):
         for name in sorted(engines, reverse=bool(index % 2)):
-            seconds[name].append(timed_step(running[name]))
+            begin = time.perf_counter()
+            running[name].step()
+            seconds[name].append(time.perf_counter() - begin)
     middle, rows = args.input_tokens + args.output_tokens / 2, []
     for name, engine in engines.items():
         manifest = engine.manifest

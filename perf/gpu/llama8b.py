@@ -69,11 +69,9 @@ class GreedySession(Session):
         self.manifest, self._session, self._pools = session.manifest, session, pools
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """As ``Session.lower``."""
         return self._session.lower(step, pools)
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """As ``Session.upper``."""
         logits = self._session.device_logits if isinstance(self._session, CudaSession) else self._session.upper
         return logits(step, pools).argmax(-1).cpu()
 
@@ -184,17 +182,13 @@ def shape_of(tiny: bool) -> dict[str, Any]:
 
 def limits_of(shape: dict[str, Any], device: str) -> Limits:
     """Return an engine's limits, for the longest inputs, so that one engine serves all cases."""
-    cases = _all_cases(shape)
+    cases = TINY_CASES if shape is TINY else CASES
     return Limits(
         max_num_seqs=max(case.concurrency for case in cases),
         max_num_tokens=8192 if device == "cuda" else 64,
         max_seq_len=max(case.length for case in cases),
         page_size=64 if device == "cuda" else 16,
     )
-
-
-def _all_cases(shape: dict[str, Any]) -> tuple[Case, ...]:
-    return TINY_CASES if shape is TINY else CASES
 
 
 def compile_all(names: list[str], options: argparse.Namespace) -> None:

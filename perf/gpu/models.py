@@ -119,7 +119,7 @@ def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0)
 def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
     """Return the manifest of an engine that lies in memory only."""
     return Manifest(
-        schema_version=SCHEMA_VERSION, kvforge_version=__version__, target=options.target, isa=(),
+        schema_version=SCHEMA_VERSION, kvforge_version=__version__, isa=(),
         torch_version=torch.__version__, **manifest_fields(config, options), num_parameters=num_parameters(config),
         weights_file_bytes=0, checkpoint_sha256="", operators={}, files={},
     )  # fmt: skip

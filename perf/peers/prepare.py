@@ -121,15 +121,12 @@ def _convert_for_openvino(model: Path, target: Path, weight_format: str, peers_p
     shutil.rmtree(unfinished, ignore_errors=True)
     task = ["--task", "text-generation-with-past", "--weight-format", weight_format]
     if weight_format == "int4":
-        task += ["--group-size", str(_group_size(json.loads((model / "config.json").read_text())))]
+        config = json.loads((model / "config.json").read_text())
+        # NNCF's own of 128 input channels, or the largest below it that both widths hold.
+        task += ["--group-size", str(math.gcd(128, config["hidden_size"], config["intermediate_size"]))]
     _run([tool, "export", "openvino", "-m", model, *task, unfinished], model)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
-
-
-def _group_size(config: dict[str, Any]) -> int:
-    """NNCF's own of 128 input channels, or the largest below it that both widths hold."""
-    return math.gcd(128, config["hidden_size"], config["intermediate_size"])
 
 
 def _convert_for_llama(model: Path, target: Path, llama_python: Path, source: Path | None) -> None:

@@ -42,7 +42,6 @@ from perf.quality.minicache_rows import (
 )
 from perf.quality.scores import Cell, accuracy, asking, correct_of, difference, percent
 from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents, student_of
-from perf.quality.swiftkv_variants import Variant
 from perf.training.config import EOS_ID, TINY_STUDENT
 
 NUM_DOCUMENTS, NUM_PROMPT = 32, 256
@@ -91,12 +90,6 @@ def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.
     return cell | {"correct": correct_of(questions.examples, texts_of(row, model, questions))}
 
 
-def measure_trained(variant: Variant, name: str, work: Path, steps: int) -> Cell:
-    """Return the KL of a distilled student over its steps, on the first of the documents, read in one piece."""
-    student_of(variant, work, steps)
-    return {"name": name, "curve": curve_of(variant, work)}
-
-
 def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
     """Return the rows that are measured by the end of ``--minutes``, from ``--work`` where they were before."""
     deadline = time.monotonic() + 60 * args.minutes
@@ -110,7 +103,9 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
             if time.monotonic() > deadline:
                 break
             if row.variant is not None and row.is_trained:
-                cell = measure_trained(row.variant, row.name, args.work, args.steps)
+                # The KL of a distilled student over its steps, on the first of the documents, read in one piece.
+                student_of(row.variant, args.work, args.steps)
+                cell = {"name": row.name, "curve": curve_of(row.variant, args.work)}
             else:
                 if teacher is None:
                     with torch.inference_mode():

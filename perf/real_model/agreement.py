@@ -112,18 +112,6 @@ def given_to_model(model: Any, prompts: Sequence[Sequence[int]], answers: Sequen
         yield index, 0, model(torch.tensor([[*prompt, *tokens[:-1]]]), logits_to_keep=len(tokens)).logits[0]
 
 
-def answers_of(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Return an engine's greedy answers."""
-    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def row_of_engine(name: str, llm: LLM, prompts: list[list[int]], tokens: list[list[int]], reference: Answers) -> Report:
-    """Give an engine, which answered with ``tokens``, the reference's answers."""
-    given = stream_logits(llm, list(zip(prompts, reference.tokens, strict=True)))
-    return row_of(name, ((each.request, each.start, each.logits) for each in given), reference, tokens)
-
-
 def reference_of(args: argparse.Namespace, prompts: list[list[int]], drafts: list[list[int]]) -> tuple[Answers, Report]:
     """Return the answers of transformers in float32 and the row of bf16, kept in ``args.work``."""
     file = args.work / f"{args.checkpoint.name}.answers"
@@ -148,11 +136,13 @@ def make_report(args: argparse.Namespace) -> Report:
             texts = [llm.chat_prompt(row["messages"]).text for row in conversations]
             tokenizer = tokenizer_of(engine)
             prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        tokens = answers_of(llm, prompts, args.max_tokens)
+        params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+        tokens = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
         if kept is None:
             kept = reference_of(args, prompts, tokens)
             rows.append(kept[1])
-        rows.append(row_of_engine(name, llm, prompts, tokens, kept[0]))
+        given = stream_logits(llm, list(zip(prompts, kept[0].tokens, strict=True)))
+        rows.append(row_of(name, ((each.request, each.start, each.logits) for each in given), kept[0], tokens))
     assert kept is not None
     gaps = torch.cat([logits[:, 0] - logits[:, 1] for logits in kept[0].logits])
     return {"gap": _spread(gaps, 0.01, 0.1, 0.5), "rows": rows}

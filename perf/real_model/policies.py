@@ -58,12 +58,6 @@ SETTINGS = ("length", "forced", "num_documents", "retrieval_length", "num_prompt
 """Cells of other ones are not taken over from an earlier run."""
 
 
-def documents_of(texts: Path, engine: Path, num: int, length: int) -> list[list[int]]:
-    """Return ``num`` pieces of ``length`` tokens of each kind of text."""
-    tokenizer = tokenizer_of(engine)
-    return [document for file in texts_of(texts) for document in text_documents(file, tokenizer, num, length)]
-
-
 def decode_logits(engine: LLMEngine, documents: Sequence[list[int]], num_prompt: int) -> np.ndarray:
     """Return the logits of the tokens that decode steps predict, ``[documents, forced - 1, vocab]`` float32."""
     num_decoded = len(documents[0]) - num_prompt - 1
@@ -106,7 +100,8 @@ class Measurement:
         options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=self.longest + MAX_ANSWER_TOKENS)
         self.engines = Engines(args.checkpoint, options, args.work)
         full = self.engines.of(Cell(FULL))
-        self.documents = documents_of(args.texts, full, args.num_documents, args.length + args.forced)
+        of_text = (tokenizer_of(full), args.num_documents, args.length + args.forced)
+        self.documents = [piece for file in texts_of(args.texts) for piece in text_documents(file, *of_text)]
         tokenizer = full / TOKENIZER_DIR / "tokenizer.json"
         self.examples = {
             length: examples_of((TASK,), tokenizer, length, args.num_prompts, SEED)[TASK]

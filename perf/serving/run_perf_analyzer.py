@@ -49,11 +49,6 @@ def inputs_of(engine: Path, model: str, num: int, input_tokens: int, output_toke
     return [ask_text(prompt, output_tokens, **FORCED) for prompt in prompts]
 
 
-def num_requests_of(mode: str, value: float, args: argparse.Namespace) -> int:
-    """Enough for every level to be busy for a while: waves of the concurrency, or seconds of the rate."""
-    return max(args.min_requests, int(args.waves * value)) if mode == "concurrency" else args.min_requests
-
-
 def sweep(name: str, engine: Path, interval: int, args: argparse.Namespace, goals: Goals) -> list[dict[str, Any]]:
     """Serve one engine with ``interval`` tokens in a response and run every level; one row each."""
     rows = []
@@ -67,7 +62,9 @@ def sweep(name: str, engine: Path, interval: int, args: argparse.Namespace, goal
 
         meter = LevelMeter(server, args.model, inputs, args, goals)
         for seed, (mode, value, options) in enumerate(tqdm(levels, desc=name, unit="level", disable=None)):
-            numbers = meter.measure(options, num_requests_of(mode, value, args), seed)
+            # Enough for every level to be busy for a while: waves of the concurrency, or seconds of the rate.
+            waves = int(args.waves * value) if mode == "concurrency" else 0
+            numbers = meter.measure(options, max(args.min_requests, waves), seed)
             rows.append({"engine": name, "mode": mode, "level": value, **numbers})
     return rows
 

@@ -77,13 +77,10 @@ def table(report: dict[str, Any]) -> str:
         "median processor seconds of a turn:",
     ]
     for role in report["cpu_s"]["now"][0]:
-        before, now = (_median(report, side, role) for side in ("before", "now"))
+        turns_of = (report["cpu_s"][side] for side in ("before", "now"))
+        before, now = (statistics.median(turn.get(role, 0.0) for turn in turns) for turns in turns_of)
         lines.append(f"  {role:<24} before {before:6.2f}  now {now:6.2f}")
     return "\n".join(lines)
-
-
-def _median(report: dict[str, Any], side: str, role: str) -> float:
-    return statistics.median(turn.get(role, 0.0) for turn in report["cpu_s"][side])
 
 
 EXPERIMENT = Experiment(

@@ -15,13 +15,6 @@ from perf.training.documents import Batch, Encode
 from perf.training.loop import StageRun
 
 
-def weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy over targets, weighted by `batch.weight`. `logits` [B, T, vocab] fp32."""
-    losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
-    weight = batch.weight.flatten()
-    return (losses * weight).sum() / weight.sum()
-
-
 def new_model(config: ModelConfig, seed: int) -> SwiftKVForCausalLM:
     """A model before training: gains 1, matrices normal with 0.02, less where they write to the residual stream."""
     model = SwiftKVForCausalLM(config)
@@ -67,7 +60,9 @@ def train_teacher(
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             logits = model(batch.input_ids)
         logits = logits.float()
-        return weighted_loss(logits, batch), logits.detach().argmax(-1)
+        losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+        weight = batch.weight.flatten()
+        return (losses * weight).sum() / weight.sum(), logits.detach().argmax(-1)
 
     run = StageRun(config, directory, encode, model, optimizers, loss_of, workers)
     take_steps(run, directory, config.checkpoint_every, stop_after, lambda row: None, True)

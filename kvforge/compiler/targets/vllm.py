@@ -18,14 +18,13 @@ from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.hosted_model import general_model
-from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
+from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
 from kvforge.compiler.targets import Progress
 from kvforge.kv_policies import Need
 from kvforge.kv_policies.features import VLLM, all_features
-from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest, sha256_of
-from kvforge.version import __version__
-from kvforge.vllm_engine.environment import Interpreter, find_interpreter
+from kvforge.manifest import TOKENIZER_DIR, Manifest, save_manifest
+from kvforge.vllm_engine.environment import find_interpreter
 from kvforge.vllm_engine.settings import CHECKPOINT_DIR, VllmSettings, parse_arguments, save_settings
 from kvforge.vllm_models.coverage import check_cut
 from model_defs import ModelConfig, family_of
@@ -101,7 +100,18 @@ def write_engine(
         save_settings(settings, staging)
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         progress("manifest")
-        manifest = _manifest(checkpoint, manifest_fields(hosted, resolved), interpreter, staging)
+        manifest = manifest_of(
+            checkpoint,
+            hosted,
+            resolved,
+            staging,
+            CHECKPOINT_DIR,
+            isa=isa(),
+            torch_version=interpreter.torch,
+            num_parameters=_num_parameters(checkpoint),
+            weights_file_bytes=0,
+            operators={},
+        )
         save_manifest(manifest, staging)
     return manifest
 
@@ -178,23 +188,6 @@ def _check_ranks(model: ModelConfig, has_cut: bool, options: BuildOptions) -> No
             "--pipeline-parallel-size above 1 is not there for models with a cut, whose state every later rank would "
             "need; give --tensor-parallel-size."
         )
-
-
-def _manifest(checkpoint: Checkpoint, fields: dict[str, Any], interpreter: Interpreter, staging: Path) -> Manifest:
-    files = sorted(path for path in staging.rglob("*") if path.is_file() and CHECKPOINT_DIR not in path.parts)
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        kvforge_version=__version__,
-        target="vllm",
-        isa=isa(),
-        torch_version=interpreter.torch,
-        **fields,
-        num_parameters=_num_parameters(checkpoint),
-        weights_file_bytes=0,
-        checkpoint_sha256=checkpoint.sha256(),
-        operators={},
-        files={str(path.relative_to(staging)): sha256_of(path) for path in files},
-    )
 
 
 def _num_parameters(checkpoint: Checkpoint) -> int:

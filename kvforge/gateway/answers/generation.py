@@ -140,7 +140,8 @@ class Generation:
             if not more and piece.finish_reason is not None:
                 output.finished = True
                 output.finish_reason = piece.finish_reason  # type: ignore[assignment]
-                output.stop_reason = _stop_reason(piece)
+                stopped_by: Any = piece.stop_reason
+                output.stop_reason = tuple(stopped_by) if isinstance(stopped_by, list) else stopped_by
             text = _pushed(stream, output)
             self.usage.completion += end - start
             if self._reasoning_tokens is not None and self.usage.reasoning is not None:
@@ -226,7 +227,3 @@ def _pushed(stream: TextStream | MarkedText, output: SequenceOutput) -> str:
         return stream.push(output)
     except RequestError as error:
         raise ApiError(500, f"the generated tokens cannot be written: {error}") from None
-
-
-def _stop_reason(piece: ResponseTokens) -> Any:
-    return tuple(piece.stop_reason) if isinstance(piece.stop_reason, list) else piece.stop_reason

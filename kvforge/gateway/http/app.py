@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from datetime import datetime, timezone
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -23,7 +25,6 @@ from kvforge.gateway.errors import ApiError
 from kvforge.gateway.http.auth import ApiKeys
 from kvforge.gateway.http.error_faces import MESSAGES, error_response, speaks_messages
 from kvforge.gateway.http.held_answers import HeldAnswers
-from kvforge.gateway.http.message_models import model_info, models_page
 from kvforge.gateway.http.middleware import OPEN_PATHS, Front
 from kvforge.gateway.http.openapi import document
 from kvforge.gateway.http.openapi_page import add_documents
@@ -240,3 +241,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     return error_response(ApiError(500, "the gateway failed; its log says why"), request.scope)
+
+
+def model_info(model: ServedModel, name: str) -> dict[str, Any]:
+    """The entry for one of the model's names as Anthropic's clients have it; answer and prompt share the context."""
+    created = datetime.fromtimestamp(model.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created,
+            "lifecycle": "active", "max_input_tokens": model.max_seq_len, "max_tokens": model.max_seq_len}  # fmt: skip
+
+
+def models_page(model: ServedModel) -> dict[str, Any]:
+    """All names on one page."""
+    entries = [model_info(model, name) for name in model.names]
+    return {"data": entries, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}

@@ -144,7 +144,8 @@ def body_schema(body: Body, options: GatewayOptions) -> Schema:
 
 def document(app: FastAPI, options: GatewayOptions, has_keys: bool) -> dict[str, Any]:
     """The whole document, of the routes that ``app`` has by now."""
-    routes = [route for route in app.routes if not _of_page(getattr(route, "path", "/"))]
+    paths = ((route, getattr(route, "path", "/")) for route in app.routes)
+    routes = [route for route, path in paths if path != "/" and not path.startswith("/page/")]
     found = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=routes)
     components: dict[str, Any] = {"schemas": {"Error": _error("/"), "MessagesError": _error(MESSAGES)}}
     for path, operations in found["paths"].items():
@@ -177,10 +178,6 @@ def document(app: FastAPI, options: GatewayOptions, has_keys: bool) -> dict[str,
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
     return {**found, "components": components}
-
-
-def _of_page(path: str) -> bool:
-    return path == "/" or path.startswith("/page/")
 
 
 def _or_null(schema: Schema) -> Schema:

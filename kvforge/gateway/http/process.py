@@ -67,7 +67,8 @@ class GatewayProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **past_proxies(server.grpc_url)},
+            # How gRPC reaches a server of this machine past the proxies that other variables name.
+            env={**os.environ, "no_grpc_proxy": server.grpc_url.rpartition(":")[0].strip("[]")},
         )
         lower(process.pid)
         assert process.stdout is not None
@@ -120,11 +121,6 @@ class GatewayProcess:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def past_proxies(grpc_url: str) -> dict[str, str]:
-    """The environment variable with which gRPC reaches a server of this machine past the proxies that others name."""
-    return {"no_grpc_proxy": grpc_url.rpartition(":")[0].strip("[]")}
 
 
 def _reason(status: int | None, lines: list[str]) -> str:

@@ -20,7 +20,6 @@ class BracedFormat(GrammarFormat):
     quote: str = '"'
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
-        """As GrammarFormat."""
         return BracedCall(mark(self.gap), mark(self.quote), asked.types)
 
     def unguided(self, function: Function) -> Collection[str]:
@@ -31,7 +30,6 @@ class BracedFormat(GrammarFormat):
         return values.left
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
-        """As GrammarFormat."""
         values = BracedValues(name, function.parameters, spell, self.quote)
         members = values.object_of(function.parameters)
         begins, ends = spell(function.name + "{"), spell("}" + self.notation.closes)

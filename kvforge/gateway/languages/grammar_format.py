@@ -60,12 +60,10 @@ class GrammarFormat(ToolFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """As ToolFormat."""
         return self.marks
 
     @property
     def prefix(self) -> str:
-        """As ToolFormat."""
         return self.wraps[0] + self._begins
 
     @property
@@ -73,8 +71,6 @@ class GrammarFormat(ToolFormat):
         return self.notation.begins + self.gap
 
     def reader(self, asked: Calls) -> CallReader:
-        """As ToolFormat."""
-
         def mark(text: str) -> str:
             return with_token_marks(text, asked.tokens)
 
@@ -94,13 +90,11 @@ class GrammarFormat(ToolFormat):
         return []
 
     def forced(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         calls = f"start: {self._several(parallel, spell)} {spell(self.wraps[1])}"
         return self._grammar([calls], functions, spell)
 
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         start = self.wraps[0] or self.notation.begins
         first = next((mark for mark in self.marks if start.startswith(mark)), start)

@@ -55,7 +55,8 @@ class MarkedText:
                 continue
             before = SequenceOutput("", 0, tokens[start:index], finished=True, finish_reason="length")
             text, mark = self._stream.push(before), self._marks[token]
-            pieces += [(text, len(text), False), (mark, self._letters(token), True)]
+            letters = len(mark.removeprefix(TOKEN)) if token in self._shown else 0
+            pieces += [(text, len(text), False), (mark, letters, True)]
             self._stream = self._make_stream()
             start = index + 1
         last = SequenceOutput("", 0, tokens[start:])
@@ -64,9 +65,6 @@ class MarkedText:
             last.finish_reason, last.stop_reason = "length", None
         text = self._stream.push(last)
         return [*pieces, (text, len(text), False)]
-
-    def _letters(self, token: int) -> int:
-        return len(self._marks[token].removeprefix(TOKEN)) if token in self._shown else 0
 
     def _release(self, finished: bool) -> str:
         certain = []

@@ -29,14 +29,12 @@ class ObjectFormat(ToolFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """As ToolFormat."""
         notation = self.notation
         own = () if notation.is_object or notation.opens else (notation.closes,)
         return (*(() if notation.is_object else (notation.begins,)), *own, *notation.also, *notation.ignored)
 
     @property
     def prefix(self) -> str:
-        """As ToolFormat."""
         if self.notation.is_object:
             return ""
         return self.notation.begins + (self.gap if not self.notation.opens else "")
@@ -50,11 +48,9 @@ class ObjectFormat(ToolFormat):
         return CallReader(notation, lambda: CallObject(names, heads), asked.forced)
 
     def forced(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         return GuidedDecoding("json_schema", self._calls(functions, parallel))  # type: ignore[arg-type]
 
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         token = None if self.notation.is_object else token_of(self.notation.begins)
         if token is None:
             return self._tags(functions)

@@ -23,7 +23,6 @@ class PythonFormat(GrammarFormat):
     ends: str = ""
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
-        """As GrammarFormat."""
         return PythonCall(frozenset(asked.types))
 
     def unguided(self, function: Function) -> Collection[str]:
@@ -62,7 +61,6 @@ class PythonListFormat(PythonFormat):
     call's bracket."""
 
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         more = f"({spell(self.joins)} one)*" if parallel else ""
         begun = [

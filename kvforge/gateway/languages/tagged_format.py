@@ -24,7 +24,6 @@ class TaggedFormat(GrammarFormat):
     tags: Tags = field(kw_only=True)
 
     def call(self, asked: Calls, mark: Mark) -> WrittenCall:
-        """As GrammarFormat."""
         return TaggedCall(self.tags.marked(mark), asked.types, mark(self.notation.closes))
 
     def unguided(self, function: Function) -> Collection[str]:

@@ -79,7 +79,8 @@ def read_response_request(body: dict[str, Any], max_text: int, defaults: Mapping
     if reasoning["effort"] is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     tools, left_tools = _tools(fields.get("tools", []))
-    chat["tools"] = [_as_in_chat(tool) for tool in tools]
+    functions = ({key: value for key, value in tool.items() if key != "type"} for tool in tools)
+    chat["tools"] = [{"type": "function", "function": function} for function in functions]
     choice = fields.get("tool_choice", "auto")
     chat["tool_choice"] = _choice(choice)
     shown = {
@@ -226,10 +227,6 @@ def _tools(given: Any) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
             raise bad_field(f"tools[{index}]", what)
     functions = [tool for tool, kind in zip(given, kinds, strict=True) if kind == "function"]
     return functions, tuple(sorted({kind for kind in kinds if kind is not None} - {"function"}))
-
-
-def _as_in_chat(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _choice(choice: Any) -> Any:

@@ -237,7 +237,7 @@ class Eviction(Keeping, Insertion, Observing, KVPolicy):
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
         if not self.state_inputs:
             return NoInputs()
-        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
+        from kvforge.kv_policies.eviction.inputs import CombinedInputs
 
         return CombinedInputs(self.state_inputs, page_size, max_num_seqs, max_state_pages)
 

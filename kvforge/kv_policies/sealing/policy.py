@@ -58,7 +58,7 @@ class SealedPages(Keeping, Insertion, Sealing, Full):
         """See ``model_defs.page_sealing``."""
         from model_defs.page_sealing import PageSealing
 
-        return PageSealing(len(self.named_pools))
+        return PageSealing(num_pools=len(self.named_pools))
 
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
         from kvforge.kv_policies.sealing.inputs import ExactTable

@@ -31,7 +31,8 @@ class PageMemory:
         rows = [tensor.numpy() for tensor in page_rows(manifest, pools)]
         starts = [0, *itertools.accumulate(row.shape[1] for row in rows)]
         self.page_bytes = starts.pop()
-        places = [(_address(row), start) for row, start in zip(rows, starts, strict=True)]
+        addresses = (int(row.__array_interface__["data"][0]) for row in rows)
+        places = list(zip(addresses, starts, strict=True))
         self._parts = []
         for run in _runs([row.shape for row in rows], places):
             first, last, num_apart = run[0], run[-1], max(len(run) - 1, 1)
@@ -79,10 +80,6 @@ def _runs(shapes: Sequence[tuple[int, ...]], places: Sequence[Place]) -> list[ra
 
 def _distance(places: Sequence[Place], one: int, other: int) -> Place:
     return places[other][0] - places[one][0], places[other][1] - places[one][1]
-
-
-def _address(row: Row) -> int:
-    return int(row.__array_interface__["data"][0])
 
 
 def page_rows(manifest: Manifest, pools: Pools) -> Iterator[Tensor]:

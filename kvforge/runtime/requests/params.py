@@ -130,7 +130,7 @@ class SamplingParams:
                 self, item.name, plain(value) if maximum is None else plain_list(item.name, value, maximum)
             )
         for name, (minimum, maximum) in INTEGERS.items():
-            if not self._left_out(name):
+            if not (name in _OPTIONAL and getattr(self, name) is None):
                 check_integer(name, getattr(self, name), minimum, maximum)
         for name in SAMPLING_FIELDS:
             check_sampling(name, getattr(self, name))
@@ -155,9 +155,6 @@ class SamplingParams:
         object.__setattr__(self, "guided_decoding", GuidedDecoding.of(self.guided_decoding))
         for name in ("top_p", "top_p_min"):
             object.__setattr__(self, name, max(getattr(self, name), MIN_TOP_P))
-
-    def _left_out(self, name: str) -> bool:
-        return name in _OPTIONAL and getattr(self, name) is None
 
     @property
     def greedy(self) -> bool:

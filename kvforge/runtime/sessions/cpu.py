@@ -26,7 +26,6 @@ from kvforge.runtime.sessions.pools import (
     Pools,
     allocate_auxiliary_pools,
     allocate_draft_pool,
-    allocate_pools,
     upper_pools,
 )
 from kvforge.runtime.sessions.session import Session
@@ -48,74 +47,53 @@ class CpuSession(Session):
         self._predict, self._draft = graphs.get("predict"), graphs.get("draft")
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        """Run all T tokens to the cut, writing their K,V; returns hidden ``[T, hidden_size]``."""
         memory = itertools.chain.from_iterable(pools[self._lower_pools])
         return self._lower([*step.inputs, *memory, *policy_inputs(step, self._policy), *step.rows])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         memory = itertools.chain.from_iterable(upper_pools(self.manifest, pools))
         return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy), *past_cut_inputs(step)])[0]
 
     def upper_and_states(self, step: UpperStep, pools: Pools) -> tuple[Tensor, Tensor]:
-        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` and ``[R, H]``."""
         memory = itertools.chain.from_iterable(upper_pools(self.manifest, pools))
         behind = policy_inputs(step, self._policy), past_cut_inputs(step)
         logits, states = self._upper([*step.inputs, *memory, *itertools.chain.from_iterable(behind)])
         return logits, states
 
     def allocate_draft_pool(self, num_pages: int) -> Pool:
-        """Return the zeroed K and V pool of the draft head."""
         if self._draft is None:
             raise EngineError(NO_DRAFT_HEAD)
         return allocate_draft_pool(self.manifest, num_pages)
 
     def draft(self, step: DraftStep, pool: Pool) -> tuple[Tensor, Tensor]:
-        """Run the draft head; returns the next tokens int32 ``[R]`` and ``[R, H]``."""
         if self._draft is None:
             raise EngineError(NO_DRAFT_HEAD)
         tokens, hidden = self._draft([*step, *pool])
         return tokens, hidden
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
-        """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
         if self._early_exit is None:
             raise EngineError(NO_EARLY_EXIT)
         return self._early_exit([hidden, survivor_index])[0]
 
     def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
-        """Return zeroed K and V pools of the auxiliary model's layers."""
         if self._predict is None:
             raise EngineError(NO_PREDICTION)
         return allocate_auxiliary_pools(self.manifest, num_pages)
 
     def predict(self, step: PredictStep, pools: Pools, auxiliary_pools: Pools) -> Tensor:
-        """Fill the cache of T prompt tokens; returns rotated queries ``[Q, layers, heads, head_dim]``."""
         if self._predict is None:
             raise EngineError(NO_PREDICTION)
         return self._predict([*step.inputs, *itertools.chain.from_iterable((*pools, *auxiliary_pools))])[0]
 
     def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
-        """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""
         if self._verify is None:
             raise EngineError(NO_DRAFTS)
         accepted, next_token = self._verify(list(step))
         return accepted, next_token
 
-    def allocate_pools(
-        self,
-        num_pages: int,
-        state_pages: int = 0,
-        num_slots: int | None = None,
-        upper_pages: int = 0,
-        state_rows: int = 0,
-    ) -> Pools:
-        """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages, state_rows)
-
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position; see ``kvforge.runtime.sessions.session.Session``."""
         return rope_tables(self._weights)
 
 

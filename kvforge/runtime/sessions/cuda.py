@@ -23,7 +23,7 @@ from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.policy_inputs import input_shapes, neutral_inputs
-from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session
 
 CACHE_FRACTION = 0.9
@@ -84,7 +84,6 @@ class CudaSession(Session):
         return self._lower([*staged[:count], *memory, *staged[count:]])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
         return self._to_host(self.device_logits(step, pools))
 
     def device_logits(self, step: UpperStep, pools: Pools) -> Tensor:
@@ -105,7 +104,6 @@ class CudaSession(Session):
 
     @property
     def captures_steps(self) -> bool:
-        """The first decode step of each size takes longer, because it is captured."""
         return self._decode is not None
 
     def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
@@ -121,8 +119,6 @@ class CudaSession(Session):
             self.device_logits(UpperStep(hidden, starts[:-1], starts, zeros, *shared), pools)
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
-        """Run the head at the cut on the R survivors and wait for it; returns fp32 logits ``[R, vocab_size]`` on the
-        CPU."""
         if self._early_exit is None:
             raise EngineError(NO_EARLY_EXIT)
         if survivor_index.shape[0] == 0:
@@ -130,27 +126,13 @@ class CudaSession(Session):
         return self._to_host(self._early_exit([hidden, *self._upper_buffer.copy((survivor_index,))])[0])
 
     def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
-        """Verify drafts; arguments and results, (accepted, next_token) each int32 ``[S]``, on the CPU."""
         if self._verify is None:
             raise EngineError(NO_DRAFTS)
         accepted, next_token = self._verify([tensor.to(self.device) for tensor in step])
         return accepted.cpu(), next_token.cpu()
 
-    def allocate_pools(
-        self,
-        num_pages: int,
-        state_pages: int = 0,
-        num_slots: int | None = None,
-        upper_pages: int = 0,
-        state_rows: int = 0,
-    ) -> Pools:
-        """Return pools of all owners in one allocation, but for those of the KV policy that lie in main memory, mapped
-        for the GPU; see ``kvforge.runtime.sessions.pools``."""
-        return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots)
-
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position, on the GPU; see ``kvforge.runtime.sessions.session.Session``."""
         return rope_tables(self._weights)
 
     def default_kv_cache_gib(self) -> float:

@@ -4,13 +4,14 @@ import importlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.inputs import DraftStep, LowerStep, PredictStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.missing import NO_DRAFT_HEAD, NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
-from kvforge.runtime.sessions.pools import Pool, Pools
+from kvforge.runtime.sessions.pools import Pool, Pools, allocate_pools
 
 _MODULES = {
     "cpu": "kvforge.runtime.sessions.cpu",
@@ -29,8 +30,8 @@ class Session(ABC):
     """
 
     manifest: Manifest
+    device: torch.device = torch.device("cpu")
 
-    @abstractmethod
     def allocate_pools(
         self,
         num_pages: int,
@@ -39,9 +40,11 @@ class Session(ABC):
         upper_pages: int = 0,
         state_rows: int = 0,
     ) -> Pools:
-        """Return pools; the content of K and V is arbitrary. ``state_pages`` and ``num_slots`` (default:
+        """Return zeroed pools of all owners in one allocation, but for those of the KV policy that lie in main memory,
+        mapped for the device; see ``kvforge.runtime.sessions.pools``. ``state_pages`` and ``num_slots`` (default:
         ``max_num_seqs``) are pages and sequences of the KV policy's, ``upper_pages`` those of owners above a blind
         cut, ``state_rows`` states of linear attention."""
+        return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots, upper_pages, state_rows)
 
     @abstractmethod
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:

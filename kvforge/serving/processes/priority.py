@@ -34,12 +34,8 @@ def lower(thread: int) -> bool:
 
 def _lower_all(pid: int, but_parents: bool = False) -> None:
     """Until a look finds nothing to do: a thread that has not been lowered may start another meanwhile."""
-    while _lower_each(pid, but_parents):
+    while any([lower(thread) for thread in _threads(pid) if not (but_parents and _has_children(pid, thread))]):
         pass
-
-
-def _lower_each(pid: int, but_parents: bool) -> bool:
-    return any([lower(thread) for thread in _threads(pid) if not (but_parents and _has_children(pid, thread))])
 
 
 def _threads(pid: int) -> list[int]:

@@ -327,16 +327,12 @@ class TritonServer:
         taken = [name for name, url in urls.items() if accepts(url)]
         if not taken:  # who listens is asked only then: the system's tables of sockets take long to read
             return False
-        closed = self._closed_ports(process)
+        opened = listened_ports(process.pid)
+        closed = [name for name, port in self.ports.items() if opened is not None and port not in opened]
         for name in taken:
             if name in closed and process.poll() is None:
                 raise PortTakenError(name, f"another process answers on port {self.ports[name]}")
         return not closed and is_ready(self.http_url) and has_metrics(self.metrics_url)
-
-    def _closed_ports(self, process: subprocess.Popen) -> list[str]:
-        """The names of the ports that tritonserver has not opened."""
-        opened = listened_ports(process.pid)
-        return [name for name, port in self.ports.items() if opened is not None and port not in opened]
 
     def _check_start(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         """Raise when the start was cancelled, and the first cause when the server will not be ready."""

@@ -155,7 +155,7 @@ def _run_all(
         records.append(record)
         print(told(record), flush=True)
         if record["exit"] != 0:
-            print(_end_of(log), flush=True)
+            print(*(f"    {line}" for line in log.decode(errors="replace").splitlines()[-15:]), sep="\n", flush=True)
     return records
 
 
@@ -172,7 +172,3 @@ def _is_written(write: Callable[..., Any], path: Path, *content: Any) -> bool:
 def _keep_packages(path: Path) -> None:
     for name in keep_packages(path, Path(tempfile.gettempdir())):
         print(f"{name}: too large for {PACKAGES}", flush=True)
-
-
-def _end_of(log: bytes, num_lines: int = 15) -> str:
-    return "\n".join(f"    {line}" for line in log.decode(errors="replace").splitlines()[-num_lines:])

@@ -7,11 +7,6 @@ from perf.harness.plots import panels
 from perf.harness.tables import Row
 
 
-def describe_level(row: Row) -> str:
-    """How the load of a row was offered."""
-    return f"{row['mode']} {row['level']:g}"
-
-
 def _ms(kind: str, part: str) -> Callable[[Row], str]:
     """Return the value of a column of milliseconds, where there are any."""
     return lambda row: f"{1e3 * found:.1f}" if (found := row.get(kind, {}).get(part)) is not None else "-"
@@ -27,7 +22,7 @@ def _failed(row: Row) -> str:
 
 
 COLUMNS = (
-    ("engine", "engine"), ("load", describe_level),
+    ("engine", "engine"), ("load", lambda row: f"{row['mode']} {row['level']:g}"),
     *((title, _ms("ttft_s", part)) for title, part in (("TTFT p50", "p50"), ("p90", "p90"), ("p99", "p99"))),
     *(
         (title, _ms(kind, part))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import plugins
+from model_defs.cache_insertion import Pages
 from model_defs.columns import columns_of
 from model_defs.lane_attention import LaneAttention, LaneObservation
 from plugins.kv_quantization import dequantize, dynamic_scale, quantize
@@ -77,9 +78,7 @@ def test_every_head_sees_its_own_columns_and_the_later_pages(dtype: torch.dtype)
         got = attend(
             torch.cat(queries),
             (*cache, nothing, nothing, lane_pages, lane_table),
-            starts,
-            torch.tensor(lengths, dtype=torch.int32),
-            torch.tensor(table, dtype=torch.int32),
+            Pages(starts, torch.tensor(lengths, dtype=torch.int32), torch.tensor(table, dtype=torch.int32)),
             DIM**-0.5,
             (1.0, 1.0),
             0,

@@ -15,6 +15,7 @@ from kvforge.compiler.options import resolve
 from kvforge.kv_policies import parse
 from kvforge.kv_policies.quest import Quest
 from kvforge.runtime import LLMEngine, SamplingParams
+from model_defs.cache_insertion import Pages
 from model_defs.page_selection import PageSelection, SelectedAttention
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.small_models import small_session
@@ -97,9 +98,7 @@ def test_attention_reads_the_chunks_with_the_largest_bounds() -> None:
         got = attend(
             torch.cat(queries),
             (k_pool, v_pool, bounds, torch.zeros(40, PAGE // size, heads, dtype=torch.uint8)),
-            starts,
-            torch.tensor(lengths, dtype=torch.int32),
-            table,
+            Pages(starts, torch.tensor(lengths, dtype=torch.int32), table),
             DIM**-0.5,
             (1.0, 1.0),
             0,

@@ -9,6 +9,7 @@ from torch import Tensor
 import plugins
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
+from model_defs.cache_insertion import Pages
 from model_defs.chunk_selection import ChunkSelection, StepChunks
 from model_defs.rope import apply_rope, inverse_frequencies, rope_cos_sin
 from model_defs.rope_config import RopeConfig
@@ -124,7 +125,7 @@ class Batch:
             *self.rope,
         )
         q, scale = apply_rope(torch.cat(queries), *(t[positions] for t in self.rope)), self.dim**-0.5
-        step(q, self.pool, _int32(start), _int32(lengths), table, scale, 1.0)
+        step(q, self.pool, Pages(_int32(start), _int32(lengths), table), scale, 1.0)
         out = plugins.paged_attention(q, *self.pool[:2], _int32(start), _int32(lengths), table, scale)
         return list(out.split([len(part) for part in queries]))
 

@@ -38,7 +38,6 @@ from kvforge.runtime.sessions.pools import (
     Pools,
     allocate_auxiliary_pools,
     allocate_draft_pool,
-    allocate_pools,
     upper_pools,
 )
 from kvforge.runtime.sessions.session import Session
@@ -89,16 +88,6 @@ class EagerSession(Session):
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
         return rope_tables(self._weights)
-
-    def allocate_pools(
-        self,
-        num_pages: int,
-        state_pages: int = 0,
-        num_slots: int | None = None,
-        upper_pages: int = 0,
-        state_rows: int = 0,
-    ) -> Pools:
-        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots, upper_pages, state_rows)
 
     def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
         return allocate_auxiliary_pools(self.manifest, num_pages)

@@ -22,7 +22,6 @@ class HarmonyFormat(NamedFormat):
 
     @property
     def prefix(self) -> str:
-        """As ToolFormat."""
         return f"{_CHANNEL}commentary to=functions."
 
     def forced(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
@@ -35,7 +34,6 @@ class HarmonyFormat(NamedFormat):
         return True
 
     def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
-        """As ToolFormat."""
         spell = Speller(self.marks, token_of)
         channel = spell(_CHANNEL)
         heads = []
@@ -52,7 +50,6 @@ class HarmonyFormat(NamedFormat):
         return self._grammar(rules, functions, spell)
 
     def rules(self, function: Function, name: str, spell: Speller) -> list[str]:
-        """As GrammarFormat."""
         body = name.replace("call", "body")
         arguments = with_whitespace(function.parameters)
         return [f"{name}: {quoted(function.name)} form? {body}", f"{body}: {spell(_MESSAGE)} %json {arguments}"]
