@@ -182,9 +182,11 @@ class ModelConfig:
             return
         reasons = {
             "it has fewer layers than its configuration names": self.linear.layers[-1] >= self.num_layers,
-            "its cut is blind": self.is_blind,
-            "prompt tokens skip layers above a cut": self.has_cut and not self.linear.may_be_above_a_cut,
-            "it has an early exit": self.early_exit,
+            "it has a cut, above which prompt tokens skip layers; take it without one": (
+                self.has_cut and not self.linear.may_be_above_a_cut
+            ),
+            "its cut is blind; take another kind of cut": self.is_blind,
+            "it has an early exit; take it without": self.early_exit,
             "its layers share caches": bool(self.layer_owners),
             "its attention is latent": self.latent is not None,
             "some of its layers have a sliding window": any(self.layer_windows),

@@ -27,6 +27,12 @@ FIXED: Mapping[str, tuple[Any, ...]] = {"per_layer_config": ({},), "is_encoder_d
 MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 """Keys that say how many layers behind the model's predict more than the next token."""
 
+
+def is_of_mtp(key: str) -> bool:
+    """Whether a key of ``config.json`` is of layers or modules that predict more than the next token."""
+    return key in MTP_LAYERS or key.startswith("mtp_")
+
+
 _TRAINING, _HEADS = "for training only", "for classification heads"
 _OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
 _LOADING = "where the file came from, or who wrote it"

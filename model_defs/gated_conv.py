@@ -24,6 +24,10 @@ class GatedConv(StateLayers):
             raise ModelError(f"A state of convolutions has more than {MAX_STATE} numbers; config.json is damaged.")
 
     @property
+    def title(self) -> str:
+        return "gated short convolutions"
+
+    @property
     def operators(self) -> tuple[str, ...]:
         return (CONVOLVE,)
 

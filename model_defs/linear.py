@@ -73,6 +73,10 @@ class LinearAttention(StateLayers):
         return self.keys_dim + self.values_dim
 
     @property
+    def title(self) -> str:
+        return "linear attention"
+
+    @property
     def operators(self) -> tuple[str, ...]:
         return (CONVOLVE, RECUR)
 

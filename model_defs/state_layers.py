@@ -33,6 +33,11 @@ class StateLayers(ABC):
 
     @property
     @abstractmethod
+    def title(self) -> str:
+        """What messages say that a model with such layers has."""
+
+    @property
+    @abstractmethod
     def operators(self) -> tuple[str, ...]:
         """The operators of a layer on its pools, one on each, in order."""
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from model_defs.errors import ModelError
 from model_defs.families import families
+from model_defs.mtp import BESIDE
 
 SHARED = ("bos_token_id", "dtype", "eos_token_id", "quantization_config", "tie_word_embeddings", "torch_dtype")
 """Fields outside ``text_config`` that are the text model's too, and go before those within."""
 
-_TENSOR = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?P<inner>.+)|lm_head\..+")
+_TENSOR = re.compile(rf"(?:model\.)?language_model\.(?:model\.)?(?P<inner>.+)|(?:lm_head\.|{re.escape(BESIDE)}).+")
 """transformers writes ``model.language_model.`` for some models and ``language_model.model.`` for others, and reads
-both."""
+both. Modules for multi-token prediction have no prefix."""
 
 
 def text_part(hf: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,8 +94,8 @@ def check_is_trained(checkpoint: Checkpoint) -> None:
 
 def _as_it_is(checkpoint: Checkpoint, family: Family, verbs: str) -> CheckpointError:
     return CheckpointError(
-        f"{checkpoint.path} is a {family.model_type} model, which kvforge does not {verbs}; build an engine of it as "
-        "it is."
+        f"{checkpoint.path} is a model of type {family.model_type}, which kvforge does not {verbs}; build an engine of "
+        "it as it is."
     )
 
 

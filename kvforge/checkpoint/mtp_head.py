@@ -10,7 +10,7 @@ from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
-from model_defs import ModelConfig, families, family_of
+from model_defs import ModelConfig, ModelError, families, family_of, text_part
 from model_defs.config_keys import MTP_LAYERS
 from model_defs.draft_head import DraftHead
 from model_defs.mtp import MtpLayout, mtp_head
@@ -19,6 +19,7 @@ from model_defs.mtp_graph import mtp_weight_specs
 MTP = "mtp"
 """What stands for the checkpoint's own module where the path of a head is asked for."""
 _INSTEAD = "leave --draft-head out, or give another head for the model"
+_PUBLISHED = "give the published checkpoint as --draft-head, or leave that out"
 
 
 def carrier_of(head: str | Path, checkpoint: Checkpoint) -> Path | None:
@@ -27,7 +28,10 @@ def carrier_of(head: str | Path, checkpoint: Checkpoint) -> Path | None:
     if str(head) == MTP:
         return checkpoint.path
     file = Path(head) / CONFIG
-    family = family_of(read_json(file)) if file.is_file() else None
+    try:
+        family = family_of(text_part(read_json(file))) if file.is_file() else None
+    except ModelError as error:
+        raise CheckpointError(f"{head}: {error}") from None
     return Path(head) if family is not None and family.mtp is not None else None
 
 
@@ -44,8 +48,8 @@ def open_mtp_head(path: Path, target: Checkpoint, config: ModelConfig) -> tuple[
     its = read_model_config(whole)
     if (its.model_type, its.num_layers) != (config.model_type, config.num_layers):
         raise CheckpointError(
-            f"{path} is a {its.model_type} model of {its.num_layers} layers, and its module is for no "
-            f"{config.model_type} of {config.num_layers}; {_INSTEAD}."
+            f"{path} is of type {its.model_type} with {its.num_layers} layers, and its module is for no "
+            f"{config.model_type} with {config.num_layers}; {_INSTEAD}."
         )
     _check_count(whole, layout)
     embedding, lm_head = (layout.stored_name(config, name) for name in (EMBEDDINGS, HEAD))
@@ -57,8 +61,7 @@ def open_mtp_head(path: Path, target: Checkpoint, config: ModelConfig) -> tuple[
     for source in sources.values():
         if not checkpoint.has(source.name):
             raise CheckpointError(
-                f"{path} has no {source.name}, which its module for multi-token prediction needs; give the published "
-                "checkpoint as --draft-head, or leave that out."
+                f"{path} has no {source.name}, which its module for multi-token prediction needs; {_PUBLISHED}."
             )
         checkpoint.check(source.name, source.shape)
     check_biases(checkpoint, sources)
@@ -79,7 +82,7 @@ def _check_count(checkpoint: Checkpoint, layout: MtpLayout) -> None:
     if type(count) is not int or count != 1:
         raise CheckpointError(
             f"{checkpoint.path} has {reprlib.repr(count)} modules for multi-token prediction {said}, and engines draft "
-            f"with checkpoints that have 1; {_INSTEAD}."
+            f"with checkpoints that have 1; {_INSTEAD if count else _PUBLISHED}."
         )
 
 

@@ -9,7 +9,7 @@ from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
 from kvforge.common.json_files import read_json
 from model_defs import ModelError, family_of, text_part
-from model_defs.config_keys import MTP_LAYERS
+from model_defs.config_keys import MTP_LAYERS, is_of_mtp
 from model_defs.mtp import BESIDE
 from model_defs.text_part import text_tensor
 
@@ -31,12 +31,13 @@ def text_part_of(checkpoint: Checkpoint) -> Checkpoint:
 
 def without_mtp(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
     """Return the checkpoint without the layers behind its model's ``num_layers`` that predict more than the next token,
-    as many as config.json says, and without modules beside its layers."""
+    as many as config.json says, and without modules beside its layers. Its configuration then speaks of none."""
     counts = (checkpoint.hf_config.get(key) for key in MTP_LAYERS)
     count = min(max((each for each in counts if isinstance(each, int)), default=0), 8)
     extra = tuple(f"model.layers.{num_layers + index}." for index in range(count))
     files = {name: at for name, at in checkpoint.file_of_tensor.items() if not name.startswith((BESIDE, *extra))}
-    return replace(checkpoint, file_of_tensor=files)
+    hf_config = {key: value for key, value in checkpoint.hf_config.items() if not is_of_mtp(key)}
+    return replace(checkpoint, file_of_tensor=files, hf_config=hf_config)
 
 
 def what_is_left_out(path: Path, takes_mtp: bool = False) -> str | None:

@@ -170,9 +170,9 @@ def run(args: argparse.Namespace) -> int:
     if args.prefix_gib is not None:
         if any(variant.model.is_blind for variant in variants):
             raise KvforgeError("--prefix-dir does not keep prompts of models with a blind cut; leave out --prefix-gib.")
-        if subject.model.linear is not None:
+        if (states := subject.model.linear) is not None:
             raise KvforgeError(
-                "--prefix-dir does not keep prompts of models with linear attention; leave out --prefix-gib."
+                f"--prefix-dir does not keep prompts of models with {states.title}; leave out --prefix-gib."
             )
         tokens = {row["name"]: int(args.prefix_gib * 2**30 / row["kv_bytes_per_token"]) for row in plan["variants"]}
         plan["prefixes"] = {"gib": args.prefix_gib, "tokens": tokens}

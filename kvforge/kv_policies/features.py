@@ -87,7 +87,10 @@ class Feature:
 def _of_model(name: str, is_there: Callable[[Asked], bool], **fields: Any) -> Feature:
     """What a model is, where nothing but another model helps."""
     return Feature(
-        name, kind=Kind.MODEL, is_there=is_there, called="{asked.model.model_type} ({name})", **{"remedy": "", **fields}
+        name,
+        kind=Kind.MODEL,
+        is_there=is_there,
+        **{"remedy": "", "called": "{asked.model.model_type} ({name})", **fields},
     )
 
 
@@ -275,6 +278,7 @@ LATENT = _of_model(
 LINEAR = _of_model(
     "linear attention",
     lambda asked: asked.model.linear is not None,
+    called="{asked.model.model_type} ({asked.model.linear.title})",
     needs=_ON_CPU,
     limits={
         need: _no("some layers keep a state in place of K and V")
@@ -291,7 +295,7 @@ LAYER_INPUTS = _of_model(
     lambda asked: bool(asked.model.per_layer_input),
     limits={need: _no("layers have inputs besides the one below") for need in (Need.OWN_LAYERS, Need.UPPER_PAGES)},
 )
-_CPU_ALONE = _no("only target cpu has the kernels or graphs for it", "build with --target cpu")
+_CPU_ALONE = _no("there are no kernels or graphs for it", "build with --target cpu")
 _ONE_FORMAT = _no("the kernels read both in one", "build with --target cpu")
 CUDA = Feature(
     "target cuda",
@@ -410,11 +414,16 @@ def features_of(asked: Asked) -> list[Feature]:
     choose, then what the model is."""
     cache = () if asked.kv_dtype == asked.dtype else (feature_of_cache(asked.kv_dtype, asked.dtype),)
     there = (
-        replace(feature, name=feature.called.format(asked=asked, name=feature.name) or feature.name)
+        named(feature, asked)
         for feature in (*_OF_LAYERS, *cache, *_OF_OPTIONS, *_OF_TARGETS, *_OF_MODELS, FLOAT8_IN_PLANS)
         if feature in cache or feature.is_there(asked)
     )
     return [feature_of(asked.policy), *there]
+
+
+def named(feature: Feature, asked: Asked) -> Feature:
+    """Return a feature of ``asked`` by the name that it has where it is refused."""
+    return replace(feature, name=feature.called.format(asked=asked, name=feature.name) or feature.name)
 
 
 def _acts(feature: Feature) -> tuple[object, ...]:

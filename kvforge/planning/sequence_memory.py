@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvforge.common.number_formats import KV_FORMATS
-from kvforge.costs.cache import exact_bytes, owner_cache
+from kvforge.costs.cache import exact_bytes, owner_cache, state_bytes
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import (
     BLIND_CUT,
+    DRAFT_HEAD,
     LATENT,
     LINEAR,
     PAGING,
@@ -17,6 +18,7 @@ from kvforge.kv_policies.features import (
     Asked,
     feature_of,
     feature_of_cache,
+    named,
 )
 from kvforge.kv_policies.visibility import visibility_of
 from kvforge.manifest import Manifest
@@ -77,23 +79,33 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
     return max(int((free_bytes - prefill_bytes) // bytes_each), 0)
 
 
-def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, page_size: int) -> None:
+def _check(policy: KVPolicy, model: ModelConfig, kv_dtype: str, work: PlannedWorkload) -> None:
     cache = [feature_of_cache(kv_dtype)] if KV_FORMATS[kv_dtype].element_bits < 16 else []
-    asked = Asked(model, policy, kv_dtype, kv_dtype)
-    of_model = [feature for feature in (BLIND_CUT, SLIDING_WINDOW, LATENT, LINEAR) if feature.is_there(asked)]
-    check([feature_of(policy), PAGING, *cache, *of_model])
+    asked = Asked(model, policy, kv_dtype, kv_dtype, has_draft_head=work.head is not None)
+    known = (DRAFT_HEAD, BLIND_CUT, SLIDING_WINDOW, LATENT, LINEAR)
+    there = [named(feature, asked) for feature in known if feature.is_there(asked)]
+    check([feature_of(policy), PAGING, *cache, *there])
     for one in (policy, of_cache(policy, kv_dtype)):
-        one.check(model.num_kv_heads, model.head_dim, page_size)
+        one.check(model.num_kv_heads, model.head_dim, work.page_size)
+
+
+def _besides(model: ModelConfig, cache: OwnerCache, work: PlannedWorkload, length: int) -> int:
+    """Return the bytes that a sequence of ``length`` tokens keeps with any policy: its state, and what a draft head
+    keeps of its tokens."""
+    of_head = work.head_costs(model)["kv_bytes_per_token"]
+    return state_bytes(model, work.wide_dtype) + cache.padded(length) * of_head
 
 
 def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: PlannedWorkload) -> dict[str, Any]:
     model, tokens = variant.model, work.input_tokens
-    _check(policy, model, variant.kv_dtype, work.page_size)
+    _check(policy, model, variant.kv_dtype, work)
     cache, layers = _cache(variant, work), model.num_layers - len(model.linear_layers)
     policy, in_full = of_cache(policy, variant.kv_dtype), of_cache(Full(), variant.kv_dtype)
-    device = model.num_owners * policy.device_bytes(cache, tokens)
-    full = model.num_owners * in_full.device_bytes(cache, tokens)
+    besides = _besides(model, cache, work, tokens)
+    device = model.num_owners * policy.device_bytes(cache, tokens) + besides
+    full = model.num_owners * in_full.device_bytes(cache, tokens) + besides
     plain_full = plain.model.num_owners * of_cache(Full(), plain.kv_dtype).device_bytes(_cache(plain, work), tokens)
+    plain_full += _besides(plain.model, cache, work, tokens)
     return {
         "name": variant.name,
         "device_bytes": device,
@@ -107,11 +119,12 @@ def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: PlannedWorklo
         "step_full_bytes_read": layers * in_full.device_bytes_read(cache, tokens),
         "by_context": {
             str(length): {
-                "device_bytes": model.num_owners * policy.device_bytes(cache, length),
-                "full_bytes": model.num_owners * in_full.device_bytes(cache, length),
+                "device_bytes": model.num_owners * policy.device_bytes(cache, length) + besides,
+                "full_bytes": model.num_owners * in_full.device_bytes(cache, length) + besides,
             }
             for length in CONTEXTS
             if length <= model.max_position
+            for besides in (_besides(model, cache, work, length),)
         },
     }
 
@@ -120,10 +133,12 @@ def _fit(policy: KVPolicy, variant: Variant, work: PlannedWorkload, machine: Mac
     model, cache, kv_dtype = variant.model, _cache(variant, work), variant.kv_dtype
     policy, in_full = of_cache(policy, kv_dtype), of_cache(Full(), kv_dtype)
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, work.weight_dtype)
+    free -= work.head_costs(model)["weight_bytes"]
     free -= exact_bytes(model, kv_dtype, work.page_size, work.exact_bits, 0, work.step_tokens)
     lengths = work.input_tokens, work.output_tokens
-    each = model.num_owners * policy.device_bytes(cache, *lengths)
-    full = model.num_owners * in_full.device_bytes(cache, *lengths)
+    besides = _besides(model, cache, work, sum(lengths))
+    each = model.num_owners * policy.device_bytes(cache, *lengths) + besides
+    full = model.num_owners * in_full.device_bytes(cache, *lengths) + besides
     prefill = model.num_owners * policy.prefill_bytes(cache, work.input_tokens)
     sequences = sequences_that_fit(free, each, prefill)
     host = sequences * model.num_owners * policy.host_tier.host_bytes(cache, *lengths)

@@ -144,9 +144,9 @@ def _check(source: PlainCheckpoint, options: RewireOptions, plots: bool) -> None
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}."
         )
     is_measured = options.cut is None or options.init in FITTED_INITS or plots
-    if source.config.linear is not None and is_measured:
+    if (states := source.config.linear) is not None and is_measured:
         raise KvforgeError(
-            f"{source.checkpoint.path} has linear attention, which is not fitted or measured; give a --cut-layer, "
+            f"{source.checkpoint.path} has {states.title}, which kvforge does not fit or measure; give a --cut-layer, "
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}, and no --plot."
         )
     layers = source.config.num_layers

@@ -112,7 +112,7 @@ def resolve_config(
 
     Raises:
         EngineError: a limit is above the engine's own or below 1, or one sequence of ``max_seq_len`` tokens
-            does not fit.
+            does not fit, or in main memory ``num_pages`` and what is beside them exceed ``available_bytes``.
     """
     seqs = _limit("max_num_seqs", max_num_seqs, manifest.max_num_seqs)
     tokens = _limit("max_num_tokens", max_num_tokens, manifest.max_num_tokens)
@@ -150,6 +150,9 @@ def resolve_config(
         raise EngineError("num_upper_pages is for models with a blind cut; leave it out.")
     elif not 1 <= num_upper_pages <= most:
         raise EngineError(f"num_upper_pages is {num_upper_pages}; give 1 to {most}.")
+    if budget is None and manifest.target == "cpu" and available_bytes:
+        given = "num_pages" if num_snapshots is None else "num_pages or num_snapshots"
+        _check_fits(shape.device_bytes(num_pages, num_state_pages, num_upper_pages), available_bytes, given)
     max_seqs = min(seqs, num_pages, tokens, *([num_upper_pages] if manifest.model.is_blind else []))
     return RuntimeConfig(
         num_pages=num_pages,
@@ -197,6 +200,15 @@ def _budget(
             f"tokens needs {needed / 2**30:.3g} GiB; raise --kv-cache-gib or lower --max-seq-len."
         )
     return budget
+
+
+def _check_fits(num_bytes: int, available_bytes: int, given: str) -> None:
+    """Raise EngineError now: a system that promises more memory than it has ends the process later."""
+    if num_bytes > available_bytes:
+        raise EngineError(
+            f"the KV cache of {num_bytes / 2**30:.3g} GiB is more than the {available_bytes / 2**30:.3g} GiB of memory "
+            f"that are free; lower {given}."
+        )
 
 
 def _state_pages_on_host(shape: CacheShape, wanted: int, available_bytes: int, device_bytes: int) -> int:

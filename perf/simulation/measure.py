@@ -9,6 +9,8 @@ import torch
 from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
+from kvforge.kv_policies import Need
+from kvforge.manifest import Manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.scheduling.schedule import Schedule
@@ -75,12 +77,11 @@ class StepMeter:
     measurements the engine has its own runner.
 
     Raises:
-        KvforgeError: the engine has sliding windows.
+        KvforgeError: the engine's steps have work, or its sequences memory, that a ``CostModel`` does not count.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        if any(engine.manifest.model.layer_windows):
-            raise KvforgeError("the step costs of models with sliding windows are not modelled; fit another engine.")
+        _check_is_modelled(engine.manifest)
         self.engine = engine
         self._null: Any = _NullRunner(engine.config.vocab_size)
         self._recorder: Any = _Recorder(engine)
@@ -141,6 +142,21 @@ class StepMeter:
         if any(output.finish_reason == "error" for output in outputs):
             raise KvforgeError(f"a measured step failed: {outputs[0].stop_reason}.")
         return seconds
+
+
+def _check_is_modelled(manifest: Manifest) -> None:
+    model = manifest.model
+    not_modelled = {
+        "sliding windows": any(model.layer_windows),
+        "" if model.linear is None else model.linear.title: model.linear is not None,
+        "a blind cut": model.is_blind,
+        "prompts that another model predicts": manifest.predicts,
+        f"the KV policy {manifest.kv_policy}": Need.OWN_CACHE in manifest.policy.needs,
+        f"a cache of {manifest.kv_dtype}": manifest.policy.sealing is not None,
+    }
+    for what, is_there in not_modelled.items():
+        if is_there:
+            raise KvforgeError(f"steps and memory of engines with {what} are not modelled; fit another engine.")
 
 
 def training_designs() -> list[Design]:

@@ -20,12 +20,12 @@ from kvforge.runtime.sessions.pools import Pools
 
 
 def open_tier(scheduler: Scheduler, manifest: Manifest, pools: Pools, options: PrefixOptions) -> PrefixTier | None:
-    """Give a scheduler a tier below its prefix cache, where one is asked for; it is the caller's to close.
+    """Give a scheduler a tier below its prefix cache, where one is asked for by options that were checked; it is the
+    caller's to close.
 
     Raises:
-        EngineError: the engine's prefixes cannot be kept so, the folder cannot be used, or memory is too small.
+        EngineError: the folder cannot be used, or memory is too small.
     """
-    options.check(manifest, scheduler.config.enable_prefix_cache)
     if not options.is_given:
         return None
     memory = (PageMemory if is_in_main_memory(manifest) else DevicePageMemory)(manifest, pools)

@@ -80,9 +80,15 @@ class PrefixOptions:
             if manifest.target == "vllm":
                 raise EngineError(f"{name} is for kvforge's own engines, and this one is of target vllm; leave it out.")
             if not manifest.state_bytes:
-                raise EngineError(f"{name} is for models with layers of linear attention; leave it out.")
+                raise EngineError(f"{name} is for models with layers that keep a state; leave it out.")
             if count < minimum:
-                raise EngineError(f"{name} is {count}; give {minimum} or more.")
+                instead = ", or --snapshot-every 0 to keep none" if minimum else ""
+                raise EngineError(f"{name} is {count}; give {minimum} or more{instead}.")
+            if count and not enable_prefix_cache:
+                raise EngineError(
+                    f"{name} is of states that prompts which begin alike go on from, and --no-prefix-cache is given; "
+                    "leave one of them out."
+                )
         if self.num_snapshots is not None and self.snapshot_every == 0:
             raise EngineError(f"num_snapshots is {self.num_snapshots}, but snapshot_every 0 keeps none; leave one out.")
         if not self.is_given:
@@ -102,9 +108,9 @@ class PrefixOptions:
             raise EngineError(
                 f"{name} keeps pages of all owners, and above a blind cut these have pages of their own; leave it out."
             )
-        if manifest.state_bytes:
+        if (states := manifest.model.linear) is not None:
             raise EngineError(
-                f"{name} keeps K and V, and prompts of a model with linear attention need states as well; leave it out."
+                f"{name} keeps K and V, and prompts of a model with {states.title} need states as well; leave it out."
             )
         if not enable_prefix_cache or manifest.predicts or manifest.policy.max_reusable(manifest.max_seq_len) == 0:
             reason = (

@@ -12,7 +12,10 @@ NO_EARLY_EXIT = (
 NO_PREDICTION = "this engine predicts no cache; rebuild it with kvforge build --kv-prediction PREDICTOR."
 """What ``predict`` says of an engine without that graph."""
 
-NO_DRAFT_HEAD = "this engine has no draft head; rebuild it with kvforge build --draft-head HEAD --max-draft-len N."
+NO_DRAFT_HEAD = (
+    "this engine has no draft head; rebuild it with kvforge build --draft-head HEAD --max-draft-len N: HEAD is an "
+    "EAGLE-3 head's path, or mtp for the checkpoint's own module for multi-token prediction."
+)
 """What ``draft`` says of an engine without that graph."""
 
 NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."

@@ -203,9 +203,9 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
             "the draft engine's model has a blind cut, and drafts are made without pages above one; draft with a model "
             "that has another cut, or none."
         )
-    if draft.state_bytes:
+    if (states := draft.model.linear) is not None:
         raise EngineError(
-            "the draft engine's model has linear attention, whose states cannot go back behind drafts that are not "
+            f"the draft engine's model has {states.title}, whose states cannot go back behind drafts that are not "
             "accepted; draft with a model without it."
         )
     max_seq_len, page_bytes = min(runtime.max_seq_len, draft.max_seq_len), draft.page_bytes

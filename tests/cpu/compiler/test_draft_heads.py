@@ -13,10 +13,13 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.errors import BuildError, CheckpointError, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.manifest import load_manifest, save_manifest
+from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.speculation.config import SpeculativeConfig
+from model_defs.config_keys import is_of_mtp
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.draft_heads import add_mtp, make_head
+from tests.support.models.multimodal import PREFIXES, make_multimodal
 from tests.support.sessions.eager import eager_session
 from tests.support.sessions.fake import FakeSession, fake_manifest
 
@@ -146,13 +149,47 @@ def test_a_module_of_another_checkpoint(tmp_path: Path, target: Path) -> None:
     assert torch.equal(session._weights["draft.hidden_norm.weight"], hnorm)
     other = add_mtp(make_checkpoint(tmp_path / "other", "glm4_moe", num_hidden_layers=3))
     for path, head, message in (
-        (cut, str(other), "is a glm4_moe model of 3 layers, .* for no glm4_moe of 4; leave --draft-head out"),
+        (cut, str(other), "is of type glm4_moe with 3 layers, .* for no glm4_moe with 4; leave --draft-head out"),
         (cut, "mtp", "has no model.layers.4.enorm.weight"),
         (target, "mtp", "llama models carry no module for multi"),
         (target, str(full), "llama models carry no module for multi"),
     ):
         with pytest.raises(CheckpointError, match=message):
             eager_session(path, dataclasses.replace(options, draft_head=head))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_module_beside_parts_for_images(model_type: str, prefix: str, tmp_path: Path) -> None:
+    """Published ones have it at the top, whatever is before the names of the text model."""
+    path = add_mtp(make_multimodal(tmp_path / "target", model_type, prefix))
+    session = eager_session(path, BuildOptions(draft_head="mtp", max_draft_len=2, max_seq_len=64))
+    stored = load_file(path / "model.safetensors")
+    assert torch.equal(session._weights["draft.projection.weight"], stored["mtp.fc.weight"])
+    norm = stored[f"{prefix}norm.weight"] + session.config.norm_offset
+    assert torch.equal(session._weights["draft.final_norm.weight"], norm)
+    assert not any("mtp" in name for name in open_model(path).file_of_tensor)
+    rewire_checkpoint(path, cut := tmp_path / "cut", RewireOptions(cut=2, init="copy"))
+    session = eager_session(cut, BuildOptions(draft_head=str(path), max_draft_len=2, max_seq_len=64))
+    assert torch.equal(session._weights["draft.projection.weight"], stored["mtp.fc.weight"])
+    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(CheckpointError, match=r"text_config is None in config.json; .* needs an object"):
+        eager_session(cut, BuildOptions(draft_head=str(path), max_draft_len=2, max_seq_len=64))
+
+
+def test_a_model_that_was_cut_speaks_of_no_module(tmp_path: Path) -> None:
+    """It is written without, and says so; the plain one's module still fits it."""
+    full, cut = add_mtp(make_checkpoint(tmp_path / "full", "glm4_moe")), tmp_path / "cut"
+    of_modules = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    config = json.loads((full / "config.json").read_text()) | of_modules
+    (full / "config.json").write_text(json.dumps(config))
+    rewire_checkpoint(full, cut, RewireOptions(cut=2, init="copy"))
+    written = json.loads((cut / "config.json").read_text())
+    assert written["num_hidden_layers"] == 4 and not any(map(is_of_mtp, written))
+    options = BuildOptions(draft_head="mtp", max_draft_len=2, max_seq_len=64)
+    with pytest.raises(CheckpointError, match=r"has 0 modules for .*; give the published checkpoint as"):
+        eager_session(cut, options)
+    assert eager_session(cut, dataclasses.replace(options, draft_head=str(full))).manifest.draft_head.kind == "mtp"
 
 
 def test_engines_that_cannot_are_refused(tmp_path: Path, target: Path) -> None:
@@ -167,8 +204,11 @@ def test_engines_that_cannot_are_refused(tmp_path: Path, target: Path) -> None:
         drafts = {"max_draft_len": 4 if more else 0}
         with pytest.raises(BuildError, match=message):
             build_engine(target, tmp_path / "engine", BuildOptions(**options | drafts | more))
-    with pytest.raises(EngineError, match="this engine has no draft head; rebuild it with kvforge build --draft-head"):
-        LLMEngine(session=FakeSession(max_draft_len=4), num_pages=20, speculative=SpeculativeConfig("eagle3"))
+    for method in ("eagle3", "mtp"):
+        with pytest.raises(
+            EngineError, match=r"has no draft head; .* --draft-head HEAD .* or mtp for the checkpoint's"
+        ):
+            LLMEngine(session=FakeSession(max_draft_len=4), num_pages=20, speculative=SpeculativeConfig(method))
     head = opened(tmp_path / "head", target)[1]
     with pytest.raises(EngineError, match="mtp needs a draft head of that kind, and the engine's is for eagle3"):
         LLMEngine(session=FakeSession(max_draft_len=4, draft_head=head), speculative=SpeculativeConfig("mtp"))

@@ -60,7 +60,7 @@ def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Pa
     [
         (["--max-draft-len", "2"], "with speculation drafts are queries as well; build with --max-draft-len 0."),
         (["--target", "cuda"], "KV prediction needs --target cpu, but with target cuda "),
-        (["--target", "tensorrt"], " has the kernels or graphs for it; build with --target cpu."),
+        (["--target", "tensorrt"], " there are no kernels or graphs for it; build with --target cpu."),
         (
             ["--kv-dtype", "kivi2"],
             "with KV prediction exact tokens are written over predicted ones; leave --kv-",

@@ -150,18 +150,20 @@ def test_rewire_makes_states_of_the_layers_own_tensors(family: str, init: str, t
 def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, num_hidden_layers=4)
     for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
-        with pytest.raises(KvforgeError, match=r"has linear attention, which is not fitted or measured; give a --cut"):
+        with pytest.raises(KvforgeError, match=r"has linear attention, which kvforge does not fit or measure; give a"):
             rewire_checkpoint(path, tmp_path / "r", options)
     with pytest.raises(
-        KvforgeError, match="Layers that keep a state are not supported in this model: it has an early exit"
+        KvforgeError,
+        match="Layers that keep a state are not supported in this model: it has an early exit; take it without",
     ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, init="copy", early_exit=True))
     with pytest.raises(
-        KvforgeError, match="Layers that keep a state are not supported in this model: its cut is blind"
+        KvforgeError,
+        match="Layers that keep a state are not supported in this model: its cut is blind; take another kind of",
     ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, num_anchors=4))
     cut = make_checkpoint(tmp_path / "cut", DENSE, cut=2)
-    with pytest.raises(CheckpointError, match=f"{DENSE} model, which kvforge does not distil or calibrate"):
+    with pytest.raises(CheckpointError, match=f"a model of type {DENSE}, which kvforge does not distil or calibrate"):
         distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts", DistillConfig())
 
 

@@ -22,7 +22,9 @@ from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.cache import kv_bytes, state_bytes
 from kvforge.costs.flops import full_token
+from kvforge.kv_policies import Full
 from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
+from kvforge.planning.sequence_memory import plan_policy
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_logits
 from perf.harness import published_shapes
@@ -213,29 +215,42 @@ def test_a_plan_counts_states() -> None:
     free = (200 - 0.25) * 2**30 - plan["variants"][0]["weight_bytes"]
     assert state == state_bytes(config, "bfloat16") > 1024 * kv_bytes(config, "bfloat16")
     assert plan["capacity"][0]["variants"][0]["requests"] == free // (state + 1024 * 24576)
+    by_policy = plan_policy(Full(), variants, work, fleet)
+    assert by_policy["variants"][0]["device_bytes"] == state + 1024 * 24576
+    assert by_policy["capacity"][0]["variants"][0]["sequences"] == free // (state + 1024 * 24576)
     names = [variant.name for variant in list_variants("m", config, (24,), (1, 2), ["bfloat16"], True)]
     assert names == ["no cut", "cut 24 of 48", "cut 24 of 48, 2-way"]
 
 
-@pytest.mark.parametrize(("name", "cut"), [("Qwen3-Next-80B-A3B", "cut 24 of 48"), ("LFM2-1.2B", None)])
+@pytest.mark.parametrize(
+    ("name", "cut", "what"),
+    [
+        ("Qwen3-Next-80B-A3B", "cut 24 of 48", "qwen3_next (linear attention)"),
+        ("LFM2-1.2B", None, "lfm2 (gated short convolutions)"),
+    ],
+)
 def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
-    name: str, cut: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, cut: str | None, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published_shapes.PUBLISHED[name]))
     assert main(["plan", "--model", str(tmp_path / "config.json"), "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)["variants"]]
     assert (cut in names) if cut else names == ["no cut"]
+    assert main(["plan", "--model", str(tmp_path / "config.json"), "--kv-policy", "h2o"]) == 1
+    assert f"--kv-policy h2o needs a cache that nothing else changes, but with {what}" in capsys.readouterr().err
+    if not cut:
+        assert main(["plan", "--model", str(tmp_path / "config.json"), "--cut", "4"]) == 1
+        assert "it has a cut, above which prompt tokens skip layers; take it without one." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kv-policy", "h2o"), "--kv-policy h2o needs a cache that nothing else changes, but with linear attention"),
         (("--tensor-parallel-size", "2"), "keeps states, which ranks do not divide"),
         (("--prefix-gib", "3"), "--prefix-dir does not keep prompts of models with linear attention"),
         (
             ("--cut", "24", "--cut-kind", "blind", "--num-anchors", "4"),
-            "Layers that keep a state are not supported in this model: its cut is blind",
+            "Layers that keep a state are not supported in this model: its cut is blind; take another kind of cut.",
         ),
     ],
 )
@@ -296,7 +311,7 @@ def test_a_graph_that_takes_other_states_is_refused(damage: Any, sentence: str, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda"}, "needs --target cpu, but with target cuda"),
+        ({"target": "cuda"}, "needs --target cpu, but with target cuda there are no kernels or graphs for it; build"),
         ({"target": "tensorrt"}, "needs --target cpu, but with target tensorrt"),
         ({"kv_dtype": "kivi2"}, "kivi2 needs .* keep a state in place of K and V; give --kv-dtype float32"),
         ({"kv_policy": "quest"}, "quest needs .* keep a state in place of K and V; leave --kv-policy out"),

@@ -101,7 +101,7 @@ def test_impossible_tables_are_refused(owners: tuple[int, ...]) -> None:
 def test_there_is_no_other_cut(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no SwiftKV form"):
         load_config({**SMALL, "model_type": "gemma4_text_swiftkv", "num_key_value_layers": 2})
-    with pytest.raises(CheckpointError, match="gemma4_text model, which kvforge does not rewire"):
+    with pytest.raises(CheckpointError, match="of type gemma4_text, which kvforge does not rewire"):
         open_source(gemma(tmp_path, "half of the layers"))
 
 

@@ -129,7 +129,7 @@ def test_a_rewired_text_part_is_a_checkpoint_of_its_family(tmp_path: Path) -> No
 
 
 def test_what_has_no_rewired_form_says_so_of_the_whole_too(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="gemma4_text model, which kvforge does not rewire"):
+    with pytest.raises(CheckpointError, match="is a model of type gemma4_text, which kvforge does not rewire"):
         rewire_checkpoint(model(tmp_path, "gemma4"), tmp_path / "rewired", RewireOptions(cut=2))
 
 

@@ -313,6 +313,15 @@ def test_a_draft_head_is_counted(capsys, tmp_path, family, own):
         assert 0 < one["requests"] < other["requests"] and 0 < one["cache_tokens"] < other["cache_tokens"]
     if not own:
         assert plan(capsys, "--model", path, "--draft-head", "mtp", *sizes)["draft_head"] == counted
+        by_policy = ("--model", path, "--weight-dtype", "float32", "--kv-policy", "full", *sizes)
+        one, other = (plan(capsys, *by_policy, *head)["kv_policy"] for head in ((), ("--draft-head", "mtp")))
+        for row, with_head in zip(one["variants"], other["variants"], strict=True):
+            assert with_head["device_bytes"] - row["device_bytes"] == 64 * kept
+            assert with_head["full_bytes"] - row["full_bytes"] == 64 * kept
+        for row, with_head in zip(*(each["capacity"][0]["variants"] for each in (one, other)), strict=True):
+            assert 0 < with_head["sequences"] < row["sequences"]
+        assert main(["plan", "--model", str(path), "--draft-head", "mtp", "--kv-policy", "h2o"]) == 1
+        assert "--kv-policy h2o needs a cache that nothing else changes, but with draft head" in capsys.readouterr().err
     for arguments, message in (
         (["--model", str(tmp_path / "engine")], "families with such a module, which engine is not one of"),
         (["--model", "llama-3.1-8b"], "which llama-3.1-8b is not one of"),

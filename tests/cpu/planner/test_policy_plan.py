@@ -139,7 +139,7 @@ def test_plot(tmp_path):
         ([*LONG, "--kv-policy", "shadowkv", "--kv-dtype", "fp8"], "but with 8-bit cache the numbers in it have anoth"),
         (
             ["--model", "deepseek-v2-lite", "--kv-policy", "shadowkv"],
-            "but with latent attention one row of a token is K and V of all heads; leave --kv-policy out.",
+            "deepseek-v2-lite (latent attention) one row of a token is K and V of all heads; leave --kv-policy out.",
         ),
     ],
 )
@@ -152,4 +152,4 @@ def test_errors_are_one_sentence(capsys, arguments, message):
 def test_windows_are_refused(capsys, tmp_path):
     save_manifest(fake_manifest(isa=("x86-64",), layer_windows=(0, 8), page_size=8), tmp_path)
     assert main(["plan", "--model", str(tmp_path), "--kv-policy", "shadowkv:rank=1"]) == 1
-    assert "but with sliding windows some layers see only the last tokens;" in capsys.readouterr().err
+    assert "(sliding windows) some layers see only the last tokens;" in capsys.readouterr().err

@@ -187,7 +187,8 @@ def test_scores_are_the_references(case: str, tmp_path: Path) -> None:
         for size, count in sizes
     ]
     for chunk, keep in ((256, True), (11, True), (7, False)):
-        more = {"num_upper_pages": 8} if case in MODELS else {"num_snapshots": 8, "snapshot_every": 1}
+        kept = {"num_snapshots": 8, "snapshot_every": 1} if keep else {}
+        more = {"num_upper_pages": 8} if case in MODELS else kept
         llm = LLM(session=session, num_pages=24, max_num_tokens=chunk, enable_prefix_cache=keep, **more)
         for (context, continuation), found in zip(requests, score(llm, requests), strict=True):
             ids = torch.tensor([*context, *continuation])

@@ -155,9 +155,9 @@ def alone(
 
 
 def compare(
-    session: CountingSession, schedules: Sequence[int], **options: Any
+    session: CountingSession, schedules: Sequence[int], **snapshots: Any
 ) -> tuple[int, int, list[float], Counter[str]]:
-    """Run schedules with these ``options``; returns (sequences equal, different, gap at each first difference, counts).
+    """Run schedules with ``snapshots``; returns (sequences equal, different, gap at each first difference, counts).
 
     The gap is how much less probable the token of the schedule is than the most probable one, alone: at least
     that of the top two.
@@ -171,8 +171,7 @@ def compare(
             num_pages=plan.num_pages,
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
-            enable_prefix_cache=plan.enable_prefix_cache,
-            **options,
+            **plan.prefixes(**snapshots),
         )
         session.calls.clear()
         tokens, reasons, aborted = run_plan(engine, plan)
@@ -274,8 +273,8 @@ def test_other_layers_give_the_tokens_of_one_at_a_time(
         session = load(engines.engine(spec))
     else:
         session = CountingSession(eager_session(engines.checkpoint(spec), spec.options))
-    options = {"snapshot_every": 1, "num_snapshots": 12} if session.manifest.state_bytes else {}
-    num_equal, num_different, gaps, counts = compare(session, schedules := seeds(60, NUM_SCHEDULES), **options)
+    snapshots = {"snapshot_every": 1, "num_snapshots": 12} if session.manifest.state_bytes else {}
+    num_equal, num_different, gaps, counts = compare(session, schedules := seeds(60, NUM_SCHEDULES), **snapshots)
     print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or best_isa() == "portable", gaps
     assert num_equal > 4 * len(schedules)

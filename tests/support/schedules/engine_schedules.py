@@ -33,6 +33,10 @@ class Plan:
         """Those of an engine, as its arguments."""
         return {name: getattr(self, name) for name in ("num_pages", "max_num_tokens", "max_num_seqs")}
 
+    def prefixes(self, **snapshots: int) -> dict[str, int]:
+        """What an engine is told of prefixes: of ``snapshots`` where it keeps any."""
+        return {"enable_prefix_cache": self.enable_prefix_cache} | (snapshots if self.enable_prefix_cache else {})
+
 
 def random_plan(
     seed,

@@ -1,12 +1,18 @@
 """Steps of a designed size on an engine: the step that is measured is the step that was designed."""
 
 import contextlib
+import types
+from typing import Any
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime.engine import LLMEngine
+from model_defs.gated_conv import GatedConv
 from perf.simulation.measure import Design, StepMeter
 from tests.support.models.small_models import small_session
+from tests.support.sessions.fake import fake_manifest
+from tests.support.sessions.fake_states import STATES
 
 
 def small_engine() -> LLMEngine:
@@ -22,6 +28,23 @@ def test_a_designed_step_is_measured(design: Design, tokens: int, survivors: int
     assert meter.fits(design)
     sample = meter.measure(design)
     assert (sample.work.tokens, sample.work.survivors) == (tokens, survivors) and sample.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"layer_windows": (0, 8)}, "sliding windows"),
+        ({"linear": STATES, "num_layers": 3, "cut": 3}, "linear attention"),
+        ({"linear": GatedConv((0,), 2, 3), "num_layers": 3, "cut": 3}, "gated short convolutions"),
+        ({"num_anchors": 4}, "a blind cut"),
+        ({"kv_policy": "keydiff"}, "the KV policy keydiff"),
+        ({"kv_dtype": "kivi3", "head_dim": 32, "page_size": 32}, "a cache of kivi3"),
+    ],
+)
+def test_what_prices_do_not_count_is_refused(changes: dict[str, Any], what: str) -> None:
+    engine: Any = types.SimpleNamespace(manifest=fake_manifest(**changes))
+    with pytest.raises(KvforgeError, match=f"steps and memory of engines with {what} are not modelled; fit another"):
+        StepMeter(engine)
 
 
 @pytest.mark.parametrize("fails", [False, True])

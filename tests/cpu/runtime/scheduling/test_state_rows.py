@@ -35,8 +35,8 @@ def drafting_engine(drafts, plan, rng, **snapshots):
     ngram = SpeculativeConfig("ngram", longest, prompt_lookup_min=1) if longest else None
     suffix = SpeculativeConfig("suffix", longest, suffix_sharing="all") if drafts == "suffix" else None
     session = StatefulSession(page_size=plan.page_size, memory=MEMORY, max_draft_len=longest)
-    limits = plan.limits | {"enable_prefix_cache": plan.enable_prefix_cache}
-    engine = LLMEngine(session=session, **limits, **snapshots, speculative=suffix or ngram)
+    limits = plan.limits | plan.prefixes(**snapshots)
+    engine = LLMEngine(session=session, **limits, speculative=suffix or ngram)
     if drafts == "adversary":
         engine.drafting.drafter = AdversarialDrafter(rng, alone(plan.seed, MEMORY))
     if drafts == "draft_model":
@@ -140,11 +140,13 @@ def test_snapshots_go_alone_or_with_their_pages():
 def test_without_snapshots_nothing_is_reused(caplog):
     assert reused(engine_of(), PROMPT, 3, n=3)[0] == 2 * 28
     for off in ({"snapshot_every": 0}, {"enable_prefix_cache": False}):
-        engine = engine_of(**off)
+        engine = LLMEngine(session=StatefulSession(), num_pages=64, **off)
         assert not engine.config.enable_prefix_cache and engine.config.num_snapshots == 0
         assert reused(engine, PROMPT, 3, n=3)[0] == reused(engine, PROMPT)[0] == 0 and not caplog.messages
-    engine = LLMEngine(session=StatefulSession(linear=LARGE), num_pages=32)
-    assert engine.config.num_snapshots == 0 and "no prefix is reused, as the cache has no room" in caplog.text
+    for given in ({}, {"snapshot_every": 2}):
+        caplog.clear()
+        engine = LLMEngine(session=StatefulSession(linear=LARGE), num_pages=32, **given)
+        assert engine.config.num_snapshots == 0 and "no prefix is reused, as the cache has no room" in caplog.text
 
 
 def test_a_failing_step_gives_its_rows_back():
@@ -215,9 +217,20 @@ def test_memory_is_divided():
     ("session", "given", "said"),
     [
         (StatefulSession, {"snapshot_every": -1}, "snapshot_every is -1; give 0 or more"),
-        (StatefulSession, {"num_snapshots": 0}, "num_snapshots is 0; give 1 or more"),
+        (
+            StatefulSession,
+            {"num_snapshots": 0},
+            "num_snapshots is 0; give 1 or more, or --snapshot-every 0 to keep none",
+        ),
         (StatefulSession, {"num_snapshots": 5, "snapshot_every": 0}, "num_snapshots is 5, but snapshot_every 0 keeps"),
-        (FakeSession, {"snapshot_every": 4}, "snapshot_every is for models with layers of linear attention"),
+        (
+            StatefulSession,
+            {"num_snapshots": 5, "enable_prefix_cache": False},
+            "num_snapshots is of .*--no-prefix-cache",
+        ),
+        (StatefulSession, {"snapshot_every": 5, "enable_prefix_cache": False}, "snapshot_every is of .* leave one"),
+        (StatefulSession, {"num_snapshots": 10**12}, "the KV cache of .* is more than .* lower num_pages or num_snap"),
+        (FakeSession, {"snapshot_every": 4}, "snapshot_every is for models with layers that keep a state"),
     ],
 )
 def test_wrong_numbers_are_refused(session, given, said):

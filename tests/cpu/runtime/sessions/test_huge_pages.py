@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import WEIGHTS_FILE
-from kvforge.runtime import LLMEngine
+from kvforge.runtime import LLMEngine, engine
 from kvforge.runtime.sessions import huge_pages
 from kvforge.runtime.sessions.aot_package import load_weights
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT, huge_page_memory
@@ -58,6 +58,11 @@ def test_memory_that_is_not_there_is_said_so(num_bytes, tmp_path, monkeypatch):
         huge_page_memory(num_bytes)
     manifest = fake_manifest(head_dim=1 << 30)
     session = types.SimpleNamespace(manifest=manifest, allocate_pools=lambda count, *_: allocate_pools(manifest, count))
+    with pytest.raises(
+        EngineError, match=r"^the KV cache of .* GiB is more than the .* that are free; lower num_pages\.$"
+    ):
+        LLMEngine(session=session, num_pages=1 << 20)
+    monkeypatch.setattr(engine, "available_memory_bytes", lambda: 0)
     with pytest.raises(EngineError, match=r"^the KV cache of .* GiB cannot be allocated; lower --kv-cache-gib\.$"):
         LLMEngine(session=session, num_pages=1 << 20)
     (tmp_path / WEIGHTS_FILE).parent.mkdir()

@@ -260,19 +260,13 @@ def test_tokens_are_those_of_plain_decoding(session, seeds, full, monkeypatch):
     monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: due.random() < 0.75)
     monkeypatch.setattr(runner, "HeadDraft", Helped)
     counts = Counter()
+    snapshots = {"snapshot_every": 1, "num_snapshots": 6} if session.manifest.state_bytes else {}
     for seed in seeds(6, 200):
         due.seed(seed)
         plan, rng = random_plan(seed, page_sizes=(4,), vocab_size=320, max_prompt=30, max_new=12), random.Random(seed)
         if seed % 3 == 0:
             plan.num_pages, plan.max_num_seqs = min(plan.num_pages, 14), 6
-        options = {
-            "num_pages": plan.num_pages,
-            "max_num_tokens": plan.max_num_tokens,
-            "max_num_seqs": plan.max_num_seqs,
-            "enable_prefix_cache": plan.enable_prefix_cache,
-        }
-        if session.manifest.state_bytes:
-            options |= {"snapshot_every": 1, "num_snapshots": 6}
+        options = plan.limits | plan.prefixes(**snapshots)
         expected = {key: found for request in plan.requests for key, found in run_alone(session, request).items()}
         speculative = SpeculativeConfig(session.manifest.draft_head.kind, rng.choice([1, 3, 7]))
         engine = LLMEngine(session=session, speculative=speculative, **options)
