@@ -1,7 +1,9 @@
 """The text model of a checkpoint that has parts for images or audio besides."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvforge.checkpoint.opening import open_checkpoint
 from kvforge.checkpoint.reader import Checkpoint
@@ -49,14 +51,19 @@ def what_is_left_out(path: Path, takes_mtp: bool = False) -> str | None:
         part = text_part(hf)
     except ModelError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if part is not hf:
-        return f"of {path} the text model is read; images and audio are not served"
-    num_layers = hf.get("num_hidden_layers")
-    family = family_of(hf)
-    may_have_mtp = (family is not None and family.mtp is not None) or any(hf.get(key) for key in MTP_LAYERS)
-    if takes_mtp or not isinstance(num_layers, int) or not may_have_mtp:
-        return None
-    whole = open_checkpoint(path)
+    left_out = [] if part is hf else ["the text model is read; images and audio are not served"]
+    if names := [] if takes_mtp else _modules(path, part):
+        left_out.append(f"{', '.join(names)} for multi-token prediction is left out")
+    return f"of {path} {', and '.join(left_out)}" if left_out else None
+
+
+def _modules(path: Path, hf: Mapping[str, Any]) -> list[str]:
+    """Return the names of what ``without_mtp`` leaves out of a checkpoint, whose text model has the configuration
+    ``hf``."""
+    num_layers, family = hf.get("num_hidden_layers"), family_of(hf)
+    may_have_some = (family is not None and family.mtp is not None) or any(hf.get(key) for key in MTP_LAYERS)
+    if not isinstance(num_layers, int) or not may_have_some:
+        return []
+    whole = text_part_of(open_checkpoint(path))
     left_out = whole.file_of_tensor.keys() - without_mtp(whole, num_layers).file_of_tensor.keys()
-    names = sorted({".".join(name.split(".")[: 1 if name.startswith(BESIDE) else 3]) for name in left_out})
-    return f"of {path} {', '.join(names)} for multi-token prediction is left out" if names else None
+    return sorted({".".join(name.split(".")[: 1 if name.startswith(BESIDE) else 3]) for name in left_out})

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint.draft_head import open_draft_head, tokens_of
 from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.common.errors import BuildError, CheckpointError, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.manifest import load_manifest, save_manifest
@@ -169,6 +170,9 @@ def test_a_module_beside_parts_for_images(model_type: str, prefix: str, tmp_path
     norm = stored[f"{prefix}norm.weight"] + session.config.norm_offset
     assert torch.equal(session._weights["draft.final_norm.weight"], norm)
     assert not any("mtp" in name for name in open_model(path).file_of_tensor)
+    images = f"of {path} the text model is read; images and audio are not served"
+    assert what_is_left_out(path, takes_mtp=True) == images
+    assert what_is_left_out(path) == f"{images}, and mtp for multi-token prediction is left out"
     rewire_checkpoint(path, cut := tmp_path / "cut", RewireOptions(cut=2, init="copy"))
     session = eager_session(cut, BuildOptions(draft_head=str(path), max_draft_len=2, max_seq_len=64))
     assert torch.equal(session._weights["draft.projection.weight"], stored["mtp.fc.weight"])
