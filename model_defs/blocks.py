@@ -7,15 +7,19 @@ from model_defs.gated_conv import GatedConv
 from model_defs.gated_conv_layers import GatedConvBlock
 from model_defs.latent_layers import LatentBlock
 from model_defs.layers import Block
+from model_defs.linear import LinearAttention
 from model_defs.linear_layers import GatedBlock, LinearBlock
+from model_defs.mamba2 import Mamba2
+from model_defs.mamba2_layers import Mamba2Block
+
+STATEFUL: dict[type, type[Block]] = {GatedConv: GatedConvBlock, LinearAttention: LinearBlock, Mamba2: Mamba2Block}
 
 
 def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
     """Return the blocks of ``layers`` by their numbers."""
     if config.latent is None:
         plain = GatedBlock if config.attention_gate else Block
-        stateful = GatedConvBlock if isinstance(config.linear, GatedConv) else LinearBlock
-        kinds = {layer: stateful if config.is_linear(layer) else plain for layer in layers}
+        kinds = {layer: STATEFUL[type(config.linear)] if config.is_linear(layer) else plain for layer in layers}
         return nn.ModuleDict({str(layer): kind(config, layer) for layer, kind in kinds.items()})
     blocks = {str(layer): LatentBlock(config, layer) for layer in layers}
     for layer in layers:

@@ -9,6 +9,7 @@ from model_defs.gated_conv import GatedConv
 from model_defs.kv_layout import NO_OWNER, hybrid_owner_table, owner_table
 from model_defs.latent import LatentAttention
 from model_defs.linear import LinearAttention
+from model_defs.mamba2 import Mamba2
 from model_defs.rope_config import UNROTATED, QueryGrowth, RopeConfig
 
 MAX_SIZE = 2**31 - 1
@@ -103,7 +104,7 @@ class ModelConfig:
     per_layer_input: int = 0
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
-    linear: LinearAttention | GatedConv | None = None
+    linear: LinearAttention | GatedConv | Mamba2 | None = None
     attention_gate: bool = False
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
@@ -190,7 +191,6 @@ class ModelConfig:
             "its layers share caches": bool(self.layer_owners),
             "its attention is latent": self.latent is not None,
             "some of its layers have a sliding window": any(self.layer_windows),
-            "some of its layers do not rotate": bool(self.unrotated_layers),
             "its layers have norms behind attention and MLP": self.branch_norms or not self.pre_norms,
             "its layers have inputs or a scalar of their own": bool(self.per_layer_input) or self.layer_scalar,
         }
@@ -258,7 +258,8 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate."""
-        return self.rope_of_own(self.owner_of_layer[layer] if self.unrotated_layers else layer)
+        owner = self.owner_of_layer[layer] if self.unrotated_layers else layer
+        return self.rope_of_own(layer if owner == NO_OWNER else owner)
 
     def rope_of_own(self, layer: int) -> RopeConfig:
         """How the heads of a layer rotate where it makes its own K, as all do before a model is cut."""

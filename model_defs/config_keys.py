@@ -36,7 +36,7 @@ def is_of_mtp(key: str) -> bool:
 _TRAINING, _HEADS = "for training only", "for classification heads"
 _OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
 _LOADING = "where the file came from, or who wrote it"
-_MAMBA = "read with layers of Mamba-2, which are refused"
+_MAMBA = "read with layers of Mamba-2, in the families that have them; others are refused where a layer is one"
 _EXPERTS = "read with a mixture of experts; where enable_moe_block says whether there is one, that is fixed"
 IGNORED: Mapping[str, str] = {
     "attention_dropout": _TRAINING,
@@ -49,6 +49,8 @@ IGNORED: Mapping[str, str] = {
     "output_attentions": _OUTPUTS,
     "output_hidden_states": _OUTPUTS,
     "return_dict": _OUTPUTS,
+    "num_logits_to_keep": _OUTPUTS,
+    "z_loss_coefficient": _TRAINING,
     "num_labels": _HEADS,
     "id2label": _HEADS,
     "label2id": _HEADS,

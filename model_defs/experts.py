@@ -38,7 +38,8 @@ class Experts:
     it and the expert's own bias, groups by the two best of each (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With
     ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation. A
     shared expert has ``shared_intermediate_size``, where that is not 0; with ``shared_gate`` what they give is
-    multiplied by the sigmoid of a projection of the token."""
+    multiplied by the sigmoid of a projection of the token. Where ``shared_is_mlp``, checkpoints call it as they
+    call a layer's MLP without a mixture."""
 
     num_experts: int
     num_active: int
@@ -54,6 +55,7 @@ class Experts:
     gate: ClampedGate | None = None
     shared_intermediate_size: int = 0
     shared_gate: bool = False
+    shared_is_mlp: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -71,6 +73,10 @@ class Experts:
             )
         if not self.layers:
             raise ModelError("config.json has experts, but says of every layer that it has none.")
+
+    def shared_name(self, mlp: str) -> str:
+        """Return what checkpoints call the shared experts of a layer's ``mlp``."""
+        return mlp if self.shared_is_mlp else f"{mlp}.shared_experts"
 
     @property
     def shared_size(self) -> int:

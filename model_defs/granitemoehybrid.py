@@ -1,51 +1,57 @@
-"""Granite 4 without layers of Mamba-2 and without experts: Granite's blocks and multipliers, RoPE in all layers or in
-none; gate and up are stored as one tensor."""
+"""Granite 4: Granite's blocks and multipliers, Mamba-2 in most layers or in none, RoPE in all layers with attention or
+in none, and an MLP in every layer, which experts may stand beside; gate and up are stored as one tensor."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
+from model_defs.experts import Experts
 from model_defs.family import Family
 from model_defs.fields import optional_int, require_int
 from model_defs.granite import DEFAULTS, READS, granite_config
+from model_defs.granitemoe import NAMES as OF_EXPERTS
+from model_defs.granitemoe import STACKED
+from model_defs.mamba2 import FIXED, KINDS, SIZES, mamba2_from_hf
 
 MODEL_TYPE = "granitemoehybrid"
-ATTENTION = ("attention", "full_attention")
 NAMES = (
+    *OF_EXPERTS,
     (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
     (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+    (r"\.mamba\.", ".linear_attn."),
 )
-"""The family's names of a layer's MLP."""
+"""The family's names of a layer's MLP, experts and Mamba-2."""
 
 FUSED = (("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),)
-IGNORED = {
-    "intermediate_size": "of experts, which are refused; shared_intermediate_size is that of a layer's MLP",
-}
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
-    """Return the ModelConfig of a Hugging Face ``GraniteMoeHybridConfig`` dictionary; raises ModelError, also for
-    models with layers of Mamba-2 or with experts."""
+    """Return the ModelConfig of a Hugging Face ``GraniteMoeHybridConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    num_layers = require_int(hf, "num_hidden_layers")
-    kinds = [hf[name] for name in ("layer_types", "layers_block_type") if hf.get(name) is not None]
-    if not kinds or any(not isinstance(each, list) or not _attend(each, num_layers) for each in kinds):
-        raise ModelError("layer_types names layers of Mamba-2 (or none at all), and only attention is there.")
-    if optional_int(hf, "num_local_experts", 8, 0):
-        raise ModelError("num_local_experts is not 0, and Granite 4's experts beside a shared MLP are not there.")
+    layers, experts = tuple(range(require_int(hf, "num_hidden_layers"))), None
+    shared = optional_int(hf, "shared_intermediate_size", 1024)
+    if count := optional_int(hf, "num_local_experts", 8, 0):
+        experts = Experts(
+            num_experts=count,
+            num_active=optional_int(hf, "num_experts_per_tok", 2),
+            intermediate_size=require_int(hf, "intermediate_size"),
+            normalize=True,
+            layers=layers,
+            num_shared=1,
+            shared_intermediate_size=shared,
+            shared_is_mlp=True,
+        )
     position = hf.get("position_embedding_type")
     if position not in (None, "nope", "rope"):
         raise ModelError(f"position_embedding_type is {position!r}, and only rope, nope and null are there.")
     return granite_config(
-        {**hf, "intermediate_size": optional_int(hf, "shared_intermediate_size", 1024)},
+        {**hf, "intermediate_size": shared},
         MODEL_TYPE,
-        unrotated_layers=() if position == "rope" else tuple(range(num_layers)),
+        unrotated_layers=() if position == "rope" else layers,
+        experts=experts,
+        linear=mamba2_from_hf(hf),
     )
-
-
-def _attend(kinds: list[Any], num_layers: int) -> bool:
-    return len(kinds) == num_layers and all(kind in ATTENTION for kind in kinds)
 
 
 FAMILY = Family(
@@ -54,9 +60,13 @@ FAMILY = Family(
     from_hf,
     weight_names=NAMES,
     fused=FUSED,
+    stacked=STACKED,
+    stacked_by_outputs=True,
     reads=(
-        *READS, "layer_types", "layers_block_type", "num_local_experts", "shared_intermediate_size",
-        "position_embedding_type",
+        *READS,
+        *KINDS,
+        *SIZES,
+        *("num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "position_embedding_type"),
     ),
-    ignored=IGNORED,
-)  # fmt: skip
+    fixed=FIXED,
+)

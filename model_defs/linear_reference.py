@@ -1,5 +1,5 @@
 """Layers that keep a state in plain torch, as ``model_defs.reference`` takes them: one sequence, with linear attention
-token by token (Gated DeltaNet, arXiv 2412.06464, section 3)."""
+token by token (Gated DeltaNet, arXiv 2412.06464, section 3), and Mamba-2 (arXiv 2405.21060, section 7.1)."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.linear import LinearAttention
+from model_defs.mamba2 import Mamba2
 
 
 def linear_attention(
@@ -61,6 +62,37 @@ def gated_conv(project: Callable[[Tensor, str], Tensor], weights: Mapping[str, T
     hidden]``."""
     b, c, x = project(x, f"{name}.in_proj").chunk(3, dim=-1)
     return c * _convolved(b * x, weights[f"{name}.conv1d.weight"])
+
+
+def mamba2(
+    mamba: Mamba2,
+    project: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    eps: float,
+) -> Tensor:
+    """Return what a layer of Mamba-2 gives its output projection, ``[n, inner]``, of normed ``x`` ``[n, hidden]``;
+    states are in the dtype of the model, or in float32 where that is wider."""
+    wide, heads, inner = torch.promote_types(x.dtype, torch.float32), mamba.num_heads, mamba.inner_dim
+    gate, channels, raw = project(x, f"{name}.in_proj").split((inner, mamba.conv_channels, heads), -1)
+    mixed = F.silu(_convolved(channels, weights[f"{name}.conv1d.weight"]) + weights[f"{name}.conv1d.bias"])
+    values, *keys = mixed.to(wide).split((inner, *[mamba.num_groups * mamba.state_dim] * 2), -1)
+    values = values.unflatten(-1, (heads, mamba.head_dim))
+    repeats = heads // mamba.num_groups
+    b, c = (each.unflatten(-1, (-1, mamba.state_dim)).repeat_interleave(repeats, dim=1) for each in keys)
+    decay_log, bias, skip = (weights[f"{name}.{part}"].to(wide) for part in ("A_log", "dt_bias", "D"))
+    step = F.softplus(raw.to(wide) + bias)
+    decay = (-decay_log.exp() * step).exp()
+    state = values.new_zeros(heads, mamba.head_dim, mamba.state_dim)
+    results = []
+    for t in range(len(x)):
+        state = decay[t, :, None, None] * state + (step[t, :, None] * values[t])[:, :, None] * b[t, :, None]
+        results.append((state * c[t, :, None]).sum(-1) + skip[:, None] * values[t])
+    result = torch.stack(results).to(x.dtype).to(wide).flatten(1) * F.silu(gate.to(wide))
+    groups = result.unflatten(-1, (mamba.num_groups, -1))
+    normed = (groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1)
+    return weights[f"{name}.norm.weight"] * normed.to(x.dtype)
 
 
 def _convolved(channels: Tensor, gains: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from model_defs.config import ModelConfig
 from model_defs.gated_conv import GatedConv
 from model_defs.latent import LATENT_EPS
-from model_defs.linear_reference import gated_conv, linear_attention
+from model_defs.linear_reference import gated_conv, linear_attention, mamba2
+from model_defs.mamba2 import Mamba2
 from model_defs.rope import inverse_frequencies
 from model_defs.rope_config import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
@@ -119,7 +120,7 @@ def _experts(
     weights = weights * config.experts.scaling
     total = sum(part.float() * weights[:, expert, None] for expert, part in enumerate(parts))
     if config.experts.num_shared:
-        shared = _mlp(config, linear, x, f"{name}.shared_experts").float()
+        shared = _mlp(config, linear, x, kind.shared_name(name)).float()
         if kind.shared_gate:
             shared = shared * torch.sigmoid(linear(x, f"{name}.shared_expert_gate").float())
         total = total + shared
@@ -310,6 +311,8 @@ def reference_hidden(
             mixer = f"{prefix}.linear_attn"
             if isinstance(config.linear, GatedConv):
                 mixed = gated_conv(linear, weights, x, mixer)
+            elif isinstance(config.linear, Mamba2):
+                mixed = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
             else:
                 above = single_input if layer >= config.cut and config.is_swiftkv else None
                 mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)

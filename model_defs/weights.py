@@ -14,13 +14,14 @@ from model_defs.config import ModelConfig
 from model_defs.gated_conv import GatedConv
 from model_defs.latent import LatentAttention
 from model_defs.linear import LinearAttention
+from model_defs.mamba2 import Mamba2
 from model_defs.rope_config import RotaryRows
 
 SCALAR_COPIES = 16
 """How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8
 elements for constants of the code."""
 
-FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias"})
+FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias", "skip"})
 """Tensors that engines have in float32 whatever they compute in, by the last part of their names."""
 
 _PROJECTION = re.compile(
@@ -126,9 +127,10 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
     if config.experts.by_sigmoid:
         yield _copied(f"{name}.score_bias", Source(f"{source}.gate.e_score_correction_bias", (count,)))
     if shared := config.experts.shared_size:
-        gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
+        module = config.experts.shared_name(source)
+        gate_up = [(f"{module}.{one}_proj", shared) for one in ("gate", "up")]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
-        yield from _linear(f"{name}.shared_down", [(f"{source}.shared_experts.down_proj", hidden)], shared, False)
+        yield from _linear(f"{name}.shared_down", [(f"{module}.down_proj", hidden)], shared, False)
     if config.experts.shared_gate:
         yield from _linear(f"{name}.shared_gate", [(f"{source}.shared_expert_gate", 1)], hidden, False)
 
@@ -200,6 +202,19 @@ def _linear_attention(
     yield _copied(f"{update}.decay_log", Source(f"{source}.A_log", (heads,)))
     yield _copied(f"{update}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
+
+
+def _mamba2(mamba: Mamba2, columns: int, name: str, source: str) -> Iterator[WeightSpec]:
+    """Yield what a layer of Mamba-2 has but its output projection."""
+    ends = (0, mamba.inner_dim + mamba.conv_channels, mamba.inner_dim + mamba.conv_channels + mamba.num_heads)
+    whole = Source(f"{source}.in_proj.weight", (ends[2], columns))
+    for part, start, stop in zip(("zxbc", "steps"), ends, ends[1:], strict=False):
+        yield WeightSpec(f"{name}.{part}.weight", (replace(whole, rows=Rows(start, stop)),))
+    yield _convolution(mamba.row_shapes()[0], f"{name}.conv", f"{source}.conv1d")
+    yield WeightSpec(f"{name}.conv_bias", (Source(f"{source}.conv1d.bias", (mamba.conv_channels,)),))
+    for part, stored in (("decay_log", "A_log"), ("decay_bias", "dt_bias"), ("skip", "D")):
+        yield _copied(f"{name}.{part}", Source(f"{source}.{stored}", (mamba.num_heads,)))
+    yield _norm(f"{name}.result_norm", f"{source}.norm", mamba.inner_dim)
 
 
 def _convolution(kept: tuple[int, ...], name: str, source: str) -> WeightSpec:
@@ -305,6 +320,8 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
             if isinstance(config.linear, GatedConv):
                 yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", 3 * config.linear.channels)], hidden, False)
                 yield _convolution(config.linear.row_shapes()[0], f"{name}.conv", f"{attention}.conv1d")
+            elif isinstance(config.linear, Mamba2):
+                yield from _mamba2(config.linear, hidden, name, attention)
             else:
                 yield from _linear_attention(config, config.linear, layer, name, attention)
         elif config.latent is None:

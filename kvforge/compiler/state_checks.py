@@ -6,7 +6,11 @@ from torch.fx import Node
 
 from kvforge.common.graph_nodes import argument
 
-_POOLS = {"kvforge::short_conv": "conv_pool", "kvforge::gated_delta_rule": "state_pool"}
+_POOLS = {
+    "kvforge::short_conv": "conv_pool",
+    "kvforge::gated_delta_rule": "state_pool",
+    "kvforge::mamba2_scan": "state_pool",
+}
 _ROWS = ("query_start", "state_read", "state_write")
 
 

@@ -91,6 +91,16 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
         "conv_L_cache": 3, "conv_bias": False, "max_position_embeddings": 128000, "rope_theta": 1000000.0,
         "norm_eps": 1e-5, "tie_embedding": True,
     },
+    "Granite-4.0-H-Tiny": {
+        "model_type": "granitemoehybrid", "vocab_size": 100352, "hidden_size": 1536, "intermediate_size": 512,
+        "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4, "num_local_experts": 64,
+        "num_experts_per_tok": 6, "shared_intermediate_size": 1024, "position_embedding_type": "nope",
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)], "mamba_n_heads": 48,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 6.0,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
@@ -101,11 +111,13 @@ FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
 
 
 def first_layers(name: str, num_layers: int) -> dict[str, Any]:
-    """Return the config of the first layers of a model, with ``FEWER_EXPERTS``."""
+    """Return the config of the first layers of a model, with ``FEWER_EXPERTS``; where none of them would
+    have K and V, as many that end with one that has."""
     config = {**PUBLISHED[name], "num_hidden_layers": num_layers}
     for key in ("layer_types", "no_rope_layers"):
         if key in config:
-            config[key] = config[key][:num_layers]
+            start = max(0, config[key].index("attention") + 1 - num_layers) if "attention" in config[key] else 0
+            config[key] = config[key][start : start + num_layers]
     if name == "DeepSeek-V3":
         config["first_k_dense_replace"] = min(2, num_layers - 1)
     if "full_attn_idxs" in config:

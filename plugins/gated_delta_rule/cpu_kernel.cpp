@@ -9,23 +9,12 @@
 
 #include <cmath>
 
-#include "native/simd.h"
+#include "native/multiply_add.h"
 
 namespace kvforge {
 namespace {
 
 constexpr int64_t kVectors = kColumns / kLanes;
-
-// The same in every pass, whatever the compiler would fuse: states may not depend on where a step ends.
-inline vfloat multiply_add(vfloat a, vfloat b, vfloat c) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__)
-  return _mm256_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
 
 // A token's part in the state: S becomes decay * S + key * change'.
 struct Update {

@@ -17,7 +17,7 @@ def _fake(x: Tensor, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=2,
+        version=3,
         writes=("conv_pool",),
         graphs=("lower",),
         # No contraction: the sums of a channel are then the same wherever its tokens stand.

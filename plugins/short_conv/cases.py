@@ -42,7 +42,8 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
     pool = poison((num_rows, width - 1, channels), dtype)
     kept = [row for row in read.tolist() if row >= 0]
     pool[kept] = torch.randn(len(kept), width - 1, channels, generator=gen).to(dtype)
-    return x, weight, starts, read, write, pool, rng.random() < 0.5
+    bias = torch.randn(channels, generator=gen).to(dtype) if rng.random() < 0.5 else None
+    return x, weight, starts, read, write, pool, rng.random() < 0.5, bias
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

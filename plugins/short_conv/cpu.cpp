@@ -31,7 +31,8 @@ auto kernel() -> decltype(&isa_portable::convolve) {
 
 at::Tensor short_conv(
     const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& query_start_in,
-    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& conv_pool, bool activates) {
+    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& conv_pool, bool activates,
+    const std::optional<at::Tensor>& bias_in) {
   check_float(kOp, "x", x_in, 2);
   check_float(kOp, "weight", weight_in, 2);
   check_float(kOp, "conv_pool", conv_pool, 3);
@@ -42,6 +43,10 @@ at::Tensor short_conv(
                   conv_pool.scalar_type() == x_in.scalar_type(),
               kOp, ": conv_pool must be [rows, ", width - 1, ", ", channels, "], contiguous and in the dtype of x, not ",
               conv_pool.sizes());
+  if (bias_in)
+    TORCH_CHECK(bias_in->dim() == 1 && bias_in->size(0) == channels && bias_in->scalar_type() == x_in.scalar_type(),
+                kOp, ": bias must be [", channels, "] in the dtype of x, not ", bias_in->sizes());
+  const at::Tensor bias = bias_in ? bias_in->contiguous() : at::Tensor();
   const at::Tensor query_start = starts_tensor(kOp, "query_start", query_start_in, tokens);
   const int64_t sequences = query_start.size(0) - 1, rows = conv_pool.size(0);
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
@@ -61,6 +66,7 @@ at::Tensor short_conv(
       .width = width,
       .channels = channels,
       .activates = activates,
+      .bias = bias_in ? bias.const_data_ptr() : nullptr,
   };
   const auto convolve = kernel();
   const int64_t blocks = (channels + kConvBlock - 1) / kConvBlock;

@@ -29,9 +29,11 @@ void run(const ShortConv& a, int64_t sequence, int64_t first, float* scratch) {
   const int64_t count = a.channels - first < kConvBlock ? a.channels - first : kConvBlock, width = a.width;
   const int64_t begin = a.query_start[sequence], end = a.query_start[sequence + 1], kept = width - 1;
   float *weight = scratch, *ring = weight + width * kConvBlock, *result = ring + width * kConvBlock;
-  for (int64_t i = 0; i < (2 * width + 1) * kConvBlock; ++i) scratch[i] = 0.0f;
+  float* bias = result + kConvBlock;
+  for (int64_t i = 0; i < conv_scratch(width); ++i) scratch[i] = 0.0f;
   for (int64_t j = 0; j < width; ++j)
     widen(static_cast<const Element*>(a.weight) + j * a.channels + first, weight + j * kConvBlock, count);
+  if (a.bias != nullptr) widen(static_cast<const Element*>(a.bias) + first, bias, count);
   Element* pool = static_cast<Element*>(a.pool);
   if (a.state_read[sequence] >= 0)
     for (int64_t j = 0; j < kept; ++j)
@@ -40,7 +42,7 @@ void run(const ShortConv& a, int64_t sequence, int64_t first, float* scratch) {
     const int64_t place = (t - begin) % width;
     widen(static_cast<const Element*>(a.x) + t * a.token_stride + first, ring + place * kConvBlock, count);
     for (int64_t c = 0; c < count; c += kLanes) {
-      vfloat sum{};
+      vfloat sum = load(bias + c);
       for (int64_t j = 0; j < width; ++j) {
         const int64_t row = place + 1 + j < width ? place + 1 + j : place + 1 + j - width;
         sum += load(ring + row * kConvBlock + c) * load(weight + j * kConvBlock + c);

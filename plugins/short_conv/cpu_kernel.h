@@ -19,10 +19,11 @@ struct ShortConv {
   void* out;  // [T, channels]
   int64_t width, channels;
   bool activates;  // SiLU behind the sums
+  const void* bias;  // [channels]; none where it is null
 };
 
 // Floats of scratch that a task needs.
-constexpr int64_t conv_scratch(int64_t width) { return (2 * width + 1) * kConvBlock; }
+constexpr int64_t conv_scratch(int64_t width) { return (2 * width + 2) * kConvBlock; }
 
 // Channels [first, first + kConvBlock), as far as there are, of all tokens of a sequence.
 namespace isa_portable { void convolve(const ShortConv& args, int64_t sequence, int64_t first, float* scratch); }

@@ -138,9 +138,6 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({**GRANITE4, "layer_types": ["attention"] * 31 + ["mamba"]}, "layers of Mamba-2"),
-        ({**GRANITE4, "layer_types": None}, "layers of Mamba-2"),
-        ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is not 0"),
         ({**GRANITE4, "position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "needs factor"),
         ({"rope_scaling": {"type": "linear"}}, "needs factor"),

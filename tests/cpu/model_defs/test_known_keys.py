@@ -23,7 +23,7 @@ from kvforge.common.errors import CheckpointError, CheckpointWarning
 from model_defs import ModelConfig, ModelError, families, load_config
 from model_defs.config_keys import FIXED, IGNORED, USED
 from model_defs.rope_reading import KEYS, NEEDED
-from tests.support.models.checkpoints import ALL_FAMILIES, SMALL, own_fields
+from tests.support.models.checkpoints import ALL_FAMILIES, MAMBA, SMALL, own_fields
 from tests.support.models.transformers_reads import config_keys, model_keys, rope_keys, tokenizer_keys
 
 VALUES: tuple[Any, ...] = (
@@ -71,6 +71,8 @@ def effect(name: str, key: str, value: Any) -> ModelConfig | str:
     if "kv_lora_rank" in families()[name].reads:
         hf["num_key_value_heads"] = hf["num_attention_heads"]
     hf |= own_fields(name, SMALL)
+    if {"mamba_d_state", "layer_types"} <= set(families()[name].reads):
+        hf |= {**MAMBA, "num_local_experts": 8}
     try:
         return load_config({**hf, key: value})
     except ModelError as error:

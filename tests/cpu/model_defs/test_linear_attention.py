@@ -28,13 +28,15 @@ from kvforge.planning.sequence_memory import plan_policy
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_logits
 from perf.harness import published_shapes
-from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
+from tests.support.models.checkpoints import MAMBA, SMALL, load_weights, make_checkpoint
 from tests.support.models.logits import transformers_logits
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
-NEXT, DENSE, MOE, LFM = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2"
+NEXT, DENSE, MOE, LFM, GRANITE, BAMBA = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba"),
+)
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128)
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 48}
@@ -69,6 +71,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"conv_L_cache": 5, "tie_word_embeddings": False, "layer_types": None, "full_attn_idxs": [1, 4]},
     ),
     "an MLP whose size is adjusted": (LFM, {"block_auto_adjust_ff_dim": True, "block_multiple_of": 24}),
+    "Mamba-2": (GRANITE, {**MAMBA, "num_hidden_layers": 4}),
+    "Mamba-2 beside experts, RoPE": (
+        GRANITE,
+        {**MAMBA, "num_hidden_layers": 4, "num_local_experts": 8, "position_embedding_type": "rope"},
+    ),
+    "Mamba-2 with plain MLPs and biases": (
+        BAMBA,
+        {"attn_layer_indices": [1, 3], "attention_bias": True, "mlp_bias": True, "mamba_n_groups": 2},
+    ),
+    "Mamba-2, odd sizes": (
+        GRANITE,
+        {
+            **{"layer_types": [LINEAR, FULL, LINEAR, FULL, LINEAR], "mamba_n_heads": 9, "mamba_n_groups": 3},
+            **{"mamba_d_state": 7, "mamba_d_conv": 7, "hidden_size": 72, "mamba_d_head": 16, "num_attention_heads": 3},
+            **{"num_key_value_heads": 1, "tie_word_embeddings": True, "position_embedding_type": "nope"},
+        },
+    ),
 }
 
 
@@ -94,10 +113,11 @@ def test_graphs_and_reference_equal_transformers(case: str, tmp_path: Path) -> N
         assert_near(logits(path, tokens, chunk), expected, rounding, chunk)
 
 
-@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM])
+@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM, GRANITE, BAMBA])
 def test_the_reference_is_transformers_in_float64(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both with every float32 of theirs as float64, so that nothing but the formulas is compared."""
-    path = make_checkpoint(tmp_path / "c", family)
+    mamba = {**MAMBA, "num_local_experts": 8, "position_embedding_type": "rope"}
+    path = make_checkpoint(tmp_path / "c", family, **(mamba if family == GRANITE else {}))
     weights = {name: tensor.double() for name, tensor in load_weights(path).items()}
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_pretrained(path, **plain).double().eval()
@@ -205,6 +225,14 @@ def test_what_a_sequence_of_the_published_model_keeps() -> None:
     assert long - short == 1000 * 12 * 4 * 16 * 256
 
 
+def test_what_a_sequence_of_the_published_model_with_mamba_keeps() -> None:
+    config = load_config(published_shapes.PUBLISHED["Granite-4.0-H-Tiny"])
+    assert config.owners == (5, 15, 25, 35) and len(config.linear_layers) == 36
+    assert state_bytes(config, "bfloat16") == 36 * (48 * 128 * 64 * 4 + 3 * 3328 * 2)
+    assert kv_bytes(config, "bfloat16") == 4 * 2 * 4 * 128 * 2
+    assert full_token(config, 0).attention == 36 * (5 * 128 * 3072 + 2 * 3072 + 2 * 4 * 3328)
+
+
 def test_a_plan_counts_states() -> None:
     config = load_config(PUBLISHED)
     work, fleet = PlannedWorkload(1000, 24), Fleet((200.0,))
@@ -227,6 +255,7 @@ def test_a_plan_counts_states() -> None:
     [
         ("Qwen3-Next-80B-A3B", "cut 24 of 48", "qwen3_next (linear attention)"),
         ("LFM2-1.2B", None, "lfm2 (gated short convolutions)"),
+        ("Granite-4.0-H-Tiny", None, "granitemoehybrid (Mamba-2)"),
     ],
 )
 def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
@@ -351,13 +380,41 @@ def test_unsupported_configurations_are_refused(fields: dict[str, Any], message:
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["mamba"] * 4}, "All layers of the model are of Mamba-2; at least one must have attention"),
+        ({"layer_types": None}, "layer_types is None in config.json; it must say mamba or attention of each of the 4"),
+        ({"layer_types": ["mamba", "conv", FULL, FULL]}, "it must say mamba or attention of each of the 4 layers"),
+        ({"layers_block_type": ["attention"] * 4}, "layer_types and layers_block_type of config.json differ"),
+        ({"mamba_d_head": 7}, "mamba_n_heads .4. times mamba_d_head .7. must be mamba_expand times hidden_size .128."),
+        ({"mamba_n_groups": 3}, "mamba_n_heads .4. must be a multiple of mamba_n_groups .3."),
+        ({"mamba_d_conv": 1}, "mamba_d_conv is 1; it must be at least 2"),
+        ({"mamba_d_state": 2**22}, "more than 16777216 numbers"),
+        ({"mamba_conv_bias": False}, "mamba_conv_bias False of granitemoehybrid is not supported"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit .0.0, 0.1. of granitemoehybrid is not supported"),
+        ({"swiftkv": True, "num_key_value_layers": 2}, "prompt tokens skip layers above a cut"),
+    ],
+)
+def test_unsupported_configurations_of_mamba_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_config({**SMALL, **MAMBA, "model_type": GRANITE, **fields})
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int4"}, {"dtype": "bfloat16", "weight_dtype": "int4"}])
+def test_exported_graphs_with_mamba_pass_the_verifier(options: dict[str, Any]) -> None:
+    model = load_config({**SMALL, **MAMBA, "model_type": GRANITE})
+    resolved = resolve(dataclasses.replace(OPTIONS, **options), model, "F32")
+    for export in (export_lower, export_upper):
+        verify(export(model, resolved), model, resolved)
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"num_layers": 2, "cut": 2, "layer_windows": (0, 0)}, "it has fewer layers than its configuration names"),
         ({"cut": 2, "early_exit": True}, "it has an early exit"),
         ({"layer_owners": (0, 1, 2, 3)}, "its layers share caches"),
         ({"layer_windows": (9, 0, 0, 0)}, "some of its layers have a sliding window"),
-        ({"unrotated_layers": (3,)}, "some of its layers do not rotate"),
         ({"branch_norms": True}, "its layers have norms behind attention and MLP"),
         ({"layer_scalar": True}, "its layers have inputs or a scalar of their own"),
     ],

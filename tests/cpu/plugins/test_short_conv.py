@@ -12,15 +12,16 @@ from plugins.short_conv.cases import random_case
 def arguments(tokens: int = 6) -> list:
     starts, read, write = [0, 2, tokens], [1, -1], [-1, 1, *[-1] * (tokens - 3), 2]
     rows = [torch.tensor(each).int() for each in (starts, read, write)]
-    return [torch.randn(tokens, 20), torch.randn(4, 20), *rows, torch.randn(3, 3, 20)]
+    return [torch.randn(tokens, 20), torch.randn(4, 20), *rows, torch.randn(3, 3, 20), True, None]
 
 
 def test_it_is_a_depthwise_convolution():
     x, weight = torch.randn(30, 20), torch.randn(4, 20)
     starts, none = torch.tensor([0, 30]).int(), torch.tensor([-1]).int()
-    got = plugins.short_conv(x, weight, starts, none, none.expand(30), torch.zeros(1, 3, 20))
-    want = F.silu(F.conv1d(F.pad(x.T[None], (3, 0)), weight.T[:, None], groups=20))[0].T
-    assert values_differ(got, want, terms=4) is None
+    for bias in (None, torch.randn(20)):
+        got = plugins.short_conv(x, weight, starts, none, none.expand(30), torch.zeros(1, 3, 20), bias=bias)
+        want = F.silu(F.conv1d(F.pad(x.T[None], (3, 0)), weight.T[:, None], bias, groups=20))[0].T
+        assert values_differ(got, want, terms=5) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,6 +54,8 @@ def test_bits_do_not_depend_on_steps_and_rows(dtype, isa):
         (5, torch.randn(3, 2, 20), "conv_pool"),
         (5, torch.randn(3, 3, 20).bfloat16(), "conv_pool"),
         (5, torch.randn(3, 3, 40)[:, :, ::2], "conv_pool"),
+        (7, torch.randn(19), "bias"),
+        (7, torch.randn(20).bfloat16(), "bias"),
     ],
 )
 def test_refuses_wrong_arguments_by_name(index, value, name):

@@ -10,18 +10,19 @@ from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from model_defs.reference import reference_logits
 from tests.cpu.runtime.test_blind_cuts import CACHES, NEW, PAGE, generated, session_of
 from tests.cpu.runtime.test_engine_properties import CountingSession, compare
-from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import MAMBA, load_weights, make_checkpoint
 from tests.support.models.logits import transformers_logits
 from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, model_error
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def checkpoint(path: Path, family: str, cut: int | None = None) -> Path:
-    return make_checkpoint(path / "model", family, num_hidden_layers=4, cut=cut)
+    mamba = {**MAMBA, "num_local_experts": 8} if family == "granitemoehybrid" else {}
+    return make_checkpoint(path / "model", family, num_hidden_layers=4, cut=cut, **mamba)
 
 
 def random_prompt(length: int, seed: int = 3) -> list[int]:
@@ -61,6 +62,13 @@ def test_tokens_equal_one_at_a_time(cache: str, tmp_path: Path, seeds: Seeds) ->
     """In every format of the cache and of weights, some with a cut; with drafts see ``test_head_draft.py``."""
     path = checkpoint(tmp_path, "qwen3_5_text", cut=2 if cache in ("fp32", "int4", "int8 weights") else None)
     session = CountingSession(session_of(path, CACHES[cache]))
+    _, num_different, gaps, counts = compare(session, seeds(16, 200), snapshot_every=1, num_snapshots=12)
+    assert num_different == 0 and min(counts[name] for name in ("reused", "aborted", "skipped")) > 0, (gaps, counts)
+
+
+@pytest.mark.parametrize("cache", ["fp32", "int8 weights"])
+def test_tokens_of_mamba_equal_one_at_a_time(cache: str, tmp_path: Path, seeds: Seeds) -> None:
+    session = CountingSession(session_of(checkpoint(tmp_path, "granitemoehybrid"), CACHES[cache]))
     _, num_different, gaps, counts = compare(session, seeds(16, 200), snapshot_every=1, num_snapshots=12)
     assert num_different == 0 and min(counts[name] for name in ("reused", "aborted", "skipped")) > 0, (gaps, counts)
 

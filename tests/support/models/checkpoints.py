@@ -84,6 +84,8 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"layer_types": kinds}  # by default every fourth layer has K and V
     if "conv_L_cache" in families()[family].reads:
         return {"layer_types": None, "full_attn_idxs": [fields["num_hidden_layers"] - 1]}
+    if "attn_layer_indices" in families()[family].reads:
+        return {"attn_layer_indices": [fields["num_hidden_layers"] - 1], "mamba_n_heads": 4, "mamba_d_state": 20}
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {
@@ -93,6 +95,16 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         "mamba_n_heads": 1,
     }
     return {"layer_types": ["full_attention"] * fields["num_hidden_layers"], **plain}
+
+
+MAMBA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "position_embedding_type": None,
+}
+"""What such a family's config.json says of four layers, some of Mamba-2."""
 
 
 def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:

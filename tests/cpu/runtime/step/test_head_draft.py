@@ -209,17 +209,19 @@ MODULES = {
 }
 
 
-@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", "states", *MODULES])
+STATES = {"states": "qwen3_5_text", "states of Mamba-2": "bamba"}
+
+
+@pytest.fixture(scope="module", params=["no cut", "below the cut", "above the cut", *STATES, *MODULES])
 def session(request, tmp_path_factory) -> EagerSession:
-    """Of a model whose head reads layers 1 to 3 of four, with "states" three of these of linear attention, or which has
-    a module for multi-token prediction."""
+    """Of a model whose head reads layers 1 to 3 of four, with ``STATES`` three of these of linear attention or
+    Mamba-2, or which has a module for multi-token prediction."""
     folder = tmp_path_factory.mktemp("heads")
     if request.param in MODULES:
         family, cut = MODULES[request.param]
         return session_of(add_mtp(make_checkpoint(folder / "target", family, cut=cut, seed=1)), "mtp")
     cut = {"below the cut": 3, "above the cut": 2}.get(request.param)
-    family = "qwen3_5_text" if request.param == "states" else "llama"
-    target = make_checkpoint(folder / "target", family, cut=cut, num_hidden_layers=4)
+    target = make_checkpoint(folder / "target", STATES.get(request.param, "llama"), cut=cut, num_hidden_layers=4)
     return session_of(target, make_head(folder / "head", target, **HEAD))
 
 
