@@ -34,6 +34,8 @@ _READS = {
     "q": "input_norm",
     "qkvz": "input_norm",
     "bcx": "input_norm",
+    "zxbc": "input_norm",
+    "steps": "input_norm",
     "qz": "input_norm",
     "ba": "input_norm",
     "gate_up": "post_norm",

@@ -27,6 +27,7 @@ STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-
 SAMPLES = [
     torch.randint(3, 320, (30 + size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (0, 9)
 ]
+FIRST = ("layers.0.qkvz", "layers.0.bcx", "layers.0.zxbc", "layers.0.qkv")
 
 
 def resolved(path: Path, **options: str) -> tuple[ModelConfig, ResolvedOptions]:
@@ -111,7 +112,7 @@ def check_all_layers(path: Path, weights: str) -> None:
     rows = normed * read("layers.0.input_norm.weight") if config.pre_norms else stream
     rounding = {"int8": round_to_bytes_by_inputs, "int4": round_by_inputs}.get(weights)
     if rounding is not None:
-        first = next(name for name in ("layers.0.qkvz", "layers.0.bcx", "layers.0.qkv") if f"{name}.weight" in specs)
+        first = next(name for name in FIRST if f"{name}.weight" in specs)
         codes = rounding(read(f"{first}.weight"), rows.T @ rows)
         want = pack_codes(codes)
         same = (found[first]["packed"] == want[0]).float().mean()
