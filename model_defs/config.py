@@ -1,6 +1,7 @@
 """The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from model_defs.errors import ModelError
@@ -370,7 +371,7 @@ class ModelConfig:
         """Whether a layer makes its K and V itself, of its own input."""
         return (layer < self.cut or self.is_blind) and self.owner_of_layer[layer] == layer
 
-    @property
+    @cached_property
     def owner_of_layer(self) -> tuple[int, ...]:
         """For each layer, the layer whose K,V cache it reads; -1 for one that keeps a state and reads none."""
         if self.linear is not None:

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # some hundred processes import the same sources
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.models.shelf import EngineShelf
+
+sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.support.ledger", "tests.support.layers", "tests.support.random_cases"]
 

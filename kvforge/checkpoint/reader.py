@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.formats import WeightFormat
+from kvforge.checkpoint.layouts import TensorLayout, TensorLayouts
 from kvforge.checkpoint.quantization import Quantization, read_quantization
 from kvforge.checkpoint.side_folder import SideFolder
 from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, WEIGHTS, WEIGHTS_INDEX, tokenizer_files
@@ -41,8 +42,8 @@ class DerivedTensor(Protocol):
         """The files that it is read from."""
         ...
 
-    def layout(self) -> tuple[tuple[int, ...], str]:
-        """Return its shape, and its dtype in safetensors' spelling."""
+    def layout(self) -> TensorLayout:
+        """Return its shape and dtype."""
         ...
 
     @property
@@ -71,7 +72,7 @@ class Checkpoint:
     ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one.
     ``pieces`` are tensors that are made of stored ones. ``is_text_part`` says that the files have more: a model for
     images or audio. ``path`` is a directory, or a file that holds all of it: then ``side_folder`` has what lies in a
-    directory beside the weights."""
+    directory beside the weights. ``layouts`` is shared with the checkpoints that are made of this one."""
 
     path: Path
     hf_config: Mapping[str, Any]
@@ -83,6 +84,7 @@ class Checkpoint:
     pieces: Mapping[str, DerivedTensor] = field(default_factory=dict)
     is_text_part: bool = False
     side_folder: SideFolder | None = None
+    layouts: TensorLayouts = field(default_factory=TensorLayouts, compare=False, repr=False)
 
     @property
     def folder(self) -> Path:
@@ -108,14 +110,13 @@ class Checkpoint:
         stored_names = {name: self.stored_names.get(before, before) for name, before in stored_names.items()}
         return replace(self, file_of_tensor=files, stored_names=stored_names, pieces=pieces)
 
-    def layout(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Return shape and stored dtype, in safetensors' spelling, of tensor ``name``."""
+    def layout(self, name: str) -> TensorLayout:
+        """Return shape and stored dtype of tensor ``name``."""
         if (piece := self._piece(name)) is not None:
             shape, dtype = piece.layout()
             return self._part_shape(name, shape), dtype
-        with safe_open(self._file(name), framework="pt") as file:
-            piece = file.get_slice(self._stored_name(name))
-            return self._part_shape(name, tuple(piece.get_shape())), str(piece.get_dtype())
+        shape, dtype = self.layouts.of(self._file(name), self._stored_name(name))
+        return self._part_shape(name, shape), dtype
 
     def _stored_name(self, name: str) -> str:
         whole = self.whole(name)

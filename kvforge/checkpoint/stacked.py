@@ -1,12 +1,13 @@
 """Tensors that hold a projection of all experts of a layer, as a tensor for each of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors import safe_open
 from torch import Tensor
 
+from kvforge.checkpoint.layouts import TensorLayout, TensorLayouts
 from kvforge.checkpoint.mxfp4 import BLOCK, QUANT_METHOD, dequantize_mxfp4
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.errors import CheckpointError
@@ -19,6 +20,12 @@ class Place:
 
     file: Path
     name: str
+    layouts: TensorLayouts = field(compare=False, repr=False)
+
+    @property
+    def layout(self) -> TensorLayout:
+        """That of the tensor there."""
+        return self.layouts.of(self.file, self.name)
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,13 @@ class ExpertPiece:
         """The files that it is read from."""
         return (self.stored.file,) if self.scales is None else (self.stored.file, self.scales.file)
 
-    def layout(self) -> tuple[tuple[int, ...], str]:
-        """Return shape and dtype of the tensor, in safetensors' spelling.
+    def layout(self) -> TensorLayout:
+        """Return shape and dtype of the tensor.
 
         Raises:
             CheckpointError: what is stored has another number of dimensions or of experts, or scales that do not fit.
         """
-        shape, dtype = self._stored_layout(self.stored)
+        shape, dtype = self.stored.layout
         if self.is_bias:
             self._check(shape, 2)
             return (len(range(self.part, shape[1], self.parts)),), dtype
@@ -58,7 +65,7 @@ class ExpertPiece:
             self._check(shape, 3)
             return (len(range(self.part, shape[2], self.parts)), shape[1]), dtype
         self._check(shape, 4)
-        if shape[3] != BLOCK // 2 or dtype != "U8" or self._stored_layout(self.scales) != (shape[:3], "U8"):
+        if shape[3] != BLOCK // 2 or dtype != "U8" or self.scales.layout != (shape[:3], "U8"):
             raise CheckpointError(
                 f"Tensors {self.stored.name} and {self.scales.name} in {self.stored.file} are no weights in MXFP4; "
                 "download them again."
@@ -103,12 +110,6 @@ class ExpertPiece:
                 f"Tensor {self.stored.name} in {self.stored.file} has shape {list(shape)}; it must have {dims} "
                 f"dimensions, the first of the {self.num_experts} experts of config.json."
             )
-
-    @staticmethod
-    def _stored_layout(place: Place) -> tuple[tuple[int, ...], str]:
-        with safe_open(place.file, framework="pt") as file:
-            piece = file.get_slice(place.name)
-            return tuple(piece.get_shape()), str(piece.get_dtype())
 
 
 def unstack_experts(
@@ -160,4 +161,4 @@ def is_mxfp4(checkpoint: Checkpoint) -> bool:
 def _place(checkpoint: Checkpoint, name: str) -> Place:
     if name not in checkpoint.file_of_tensor:
         raise CheckpointError(f"Tensor {name} is missing from {checkpoint.path}; the checkpoint is incomplete.")
-    return Place(checkpoint.file_of_tensor[name], checkpoint.stored_names.get(name, name))
+    return Place(checkpoint.file_of_tensor[name], checkpoint.stored_names.get(name, name), checkpoint.layouts)

@@ -61,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{layer}: tests below {', '.join(p for p in LAYERS if LAYERS[p] == layer)}")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of kernels are not even imported in a quick run."""
+    kernels = (ROOT / part for part, layer in LAYERS.items() if layer == "kernel")
+    return (config.getoption("--quick") and any(map(collection_path.is_relative_to, kernels))) or None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     durations = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
@@ -79,8 +85,7 @@ def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
     """A test that is new counts as quick."""
     fixtures = getattr(item, "fixturenames", ())
     needs = [item.nodeid.partition("::")[2], *(f"@{name}" for name in fixtures)]
-    is_kernel = item.get_closest_marker("kernel") is not None
-    return not is_kernel and COMPILED not in fixtures and all(durations.get(each, 0.0) < LONG_S for each in needs)
+    return COMPILED not in fixtures and all(durations.get(each, 0.0) < LONG_S for each in needs)
 
 
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -34,10 +34,10 @@ TYPES = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def engine(request, tmp_path_factory, full) -> ExportedEngine:
+def engine(request, full) -> ExportedEngine:
     if not full and request.param != next(iter(MODELS)):
         pytest.skip("exporting takes long; make test-full has this model")
-    return export_case(MODELS[request.param], tmp_path_factory.mktemp("onnx"), GRAPHS)
+    return export_case(MODELS[request.param], GRAPHS)
 
 
 def shape_of(value: onnx.ValueInfoProto) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint import layouts, open_checkpoint
 from kvforge.common.errors import CheckpointError
 from kvforge.compiler import build_engine
 from kvforge.compiler.targets import cpu
@@ -83,3 +85,20 @@ def test_an_unsupported_family_is_said_before_missing_weights(checkpoint: Path, 
     (checkpoint / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(CheckpointError, match=r"model_type 'gpt2' is not supported; supported are "):
         build_engine(checkpoint, tmp_path / "engine")
+
+
+def test_a_files_layouts_are_read_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a file costs time for each of its tensors: of thousands, that of asking for each would be squared."""
+    opened: list[Path] = []
+
+    def counted(file: Path, **options: Any) -> Any:
+        opened.append(file)
+        return safe_open(file, **options)
+
+    monkeypatch.setattr(layouts, "safe_open", counted)
+    found = open_checkpoint(checkpoint)
+    asked = {name: found.renamed(str.upper).layout(name.upper()) for name in found.file_of_tensor}
+    assert opened == [checkpoint / "model.safetensors"]
+    spelled = {torch.float32: "F32", torch.bfloat16: "BF16"}
+    tensors = load_file(checkpoint / "model.safetensors")
+    assert asked == {name: (tuple(x.shape), spelled[x.dtype]) for name, x in tensors.items()}

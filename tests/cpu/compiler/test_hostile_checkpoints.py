@@ -15,7 +15,7 @@ from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
 from tests.support.random_cases import Seeds
 
 ROOT = Path(__file__).resolve().parents[3]
-TINY = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+TINY = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
 
 
 class Attacker:

@@ -88,10 +88,10 @@ def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> ExportedEngine:
+def small() -> ExportedEngine:
     """A model with one layer on each side of the cut and static scales."""
     case = OnnxCase("llama", 1, 1, "int8_static", model=(("num_hidden_layers", 2),))
-    return export_case(case, tmp_path_factory.mktemp("small"), ("lower",))
+    return export_case(case, ("lower",))
 
 
 def of_type(model: onnx.ModelProto, name: str) -> list[onnx.NodeProto]:

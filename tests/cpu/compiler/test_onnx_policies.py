@@ -41,8 +41,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ExportedEngine:
-    return export_case(CASES[request.param], tmp_path_factory.mktemp("onnx"))
+def engine(request: pytest.FixtureRequest) -> ExportedEngine:
+    return export_case(CASES[request.param])
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The verifier passes what the compiler exports and names the node that breaks a rule."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -34,9 +35,21 @@ def config() -> ModelConfig:
     return load_config(HF)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def options(config: ModelConfig) -> ResolvedOptions:
     return resolve(BuildOptions(page_size=4), config, "F32")
+
+
+@pytest.fixture(scope="module")
+def lower(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
+    """Tests that change it do so in a copy."""
+    return export_lower(config, options)
+
+
+@pytest.fixture(scope="module")
+def lower_int8(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
+    """The same with a cache in 8 bits and its scales."""
+    return export_lower(config, with_cache(options, "int8"))
 
 
 def operator_nodes(graph: ExportedGraph, name: str) -> list[Node]:
@@ -63,9 +76,8 @@ def test_exported_graphs_write_each_owner_once_and_read_its_layers(kv_dtype: str
     assert len(operator_nodes(upper, "paged_attention")) == 3
 
 
-def test_key_value_projections_above_the_cut_are_one_gemm(config: ModelConfig, options) -> None:
+def test_key_value_projections_above_the_cut_are_one_gemm(lower: ExportedGraph) -> None:
     """Below the cut 2 layers x (qkv, o, gate_up, down); above it a single linear for all owners."""
-    lower = export_lower(config, options)
     assert len(operator_nodes(lower, "aten.linear")) == 2 * 4 + 1
 
 
@@ -122,9 +134,13 @@ def unknown_operator(graph: ExportedGraph) -> None:
     ],
 )
 def test_a_damaged_graph_is_refused(
-    damage: Callable[[ExportedGraph], None], sentence: str, config: ModelConfig, options: ResolvedOptions
+    damage: Callable[[ExportedGraph], None],
+    sentence: str,
+    lower: ExportedGraph,
+    config: ModelConfig,
+    options: ResolvedOptions,
 ) -> None:
-    graph = export_lower(config, options)
+    graph = copy.deepcopy(lower)
     assert isinstance(graph.program.graph_module, GraphModule)
     damage(graph)
     with pytest.raises(BuildError) as error:
@@ -132,10 +148,10 @@ def test_a_damaged_graph_is_refused(
     assert sentence in str(error.value) and str(error.value).startswith("Graph lower")
 
 
-def test_a_cache_of_another_dtype_is_refused(config: ModelConfig, options: ResolvedOptions) -> None:
+def test_a_cache_of_another_dtype_is_refused(lower: ExportedGraph, config: ModelConfig) -> None:
     other = resolve(BuildOptions(page_size=4, kv_dtype="bf16"), config, "F32")
     with pytest.raises(BuildError, match="cache pool of dtype"):
-        verify(export_lower(config, options), config, other)
+        verify(lower, config, other)
 
 
 def swap_scale_pools(graph: ExportedGraph) -> None:
@@ -155,10 +171,11 @@ def read_another_owners_scales(graph: ExportedGraph) -> None:
 
 @pytest.mark.parametrize("damage", [swap_scale_pools, drop_scale_pools, read_another_owners_scales])
 def test_scale_pools_out_of_place_are_refused(
-    damage: Callable[[ExportedGraph], None], config: ModelConfig, options: ResolvedOptions
+    damage: Callable[[ExportedGraph], None], lower_int8: ExportedGraph, config: ModelConfig, options: ResolvedOptions
 ) -> None:
     options = with_cache(options, "int8")
-    graph = export_lower(config, options)
+    verify(lower_int8, config, options)
+    graph = copy.deepcopy(lower_int8)
     damage(graph)
     with pytest.raises(BuildError, match="does not take the K and the V pool with their scales of one owner"):
         verify(graph, config, options)

@@ -1,5 +1,6 @@
 """The verifier on caches whose pages are sealed: what the compiler exports passes, and a broken rule is named."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,12 @@ def options(config: ModelConfig) -> ResolvedOptions:
     return resolve(BuildOptions(page_size=32, kv_dtype="kivi2"), config, "F32")
 
 
+@pytest.fixture(scope="module")
+def lower(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
+    """Tests that change it do so in a copy."""
+    return export_lower(config, options)
+
+
 def seals(graph: ExportedGraph) -> list[Node]:
     return operator_nodes(graph, "seal_pages")
 
@@ -31,8 +38,10 @@ def reads(graph: ExportedGraph) -> list[Node]:
     return operator_nodes(graph, "grouped_attention")
 
 
-def test_each_owner_is_written_once_sealed_once_and_then_read(config: ModelConfig, options: ResolvedOptions) -> None:
-    lower, upper = export_lower(config, options), export_upper(config, options)
+def test_each_owner_is_written_once_sealed_once_and_then_read(
+    lower: ExportedGraph, config: ModelConfig, options: ResolvedOptions
+) -> None:
+    upper = export_upper(config, options)
     verify(lower, config, options)
     verify(upper, config, options)
     names = [node.target._schema.name.split("::")[1] for node in lower.program.graph.nodes
@@ -77,9 +86,13 @@ def read_pools_of_two_owners(graph: ExportedGraph) -> None:
     ],
 )
 def test_a_broken_rule_is_named(
-    break_it: Callable[[ExportedGraph], None], rule: str, config: ModelConfig, options: ResolvedOptions
+    break_it: Callable[[ExportedGraph], None],
+    rule: str,
+    lower: ExportedGraph,
+    config: ModelConfig,
+    options: ResolvedOptions,
 ) -> None:
-    lower = export_lower(config, options)
-    break_it(lower)
+    graph = copy.deepcopy(lower)
+    break_it(graph)
     with pytest.raises(BuildError, match=rule):
-        verify(lower, config, options)
+        verify(graph, config, options)

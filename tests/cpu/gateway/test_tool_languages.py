@@ -101,7 +101,7 @@ def test_a_language_is_found_by_its_template(name: str) -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) -> None:
     """50 random conversations, cut anywhere, with what is a mark in text and in tokens."""
-    form = FORMATS[name]
+    form, template = FORMATS[name], ChatTemplate(TEMPLATES[name])
     ends = {mark for mark in ("</parameter>", "</arg_value>") if isinstance(form, TaggedFormat)}
     parts = [mark[:-1] for mark in form.markers] + ["<tool", "[TOOL", "```", "</", "[f(", "f(a=1)"]
     for seed in range(part * 50, part * 50 + 50):
@@ -123,7 +123,7 @@ def test_what_a_template_writes_is_read_and_written_again(name: str, part: int) 
         ]
         conversation = [{"role": "assistant", "content": content, "tool_calls": again}]
         ids = form.template_ids()
-        assert render_conversation(ChatTemplate(TEMPLATES[name]), conversation, None, None, False, False, ids) == text
+        assert render_conversation(template, conversation, None, None, False, False, ids) == text
 
 
 @every_language

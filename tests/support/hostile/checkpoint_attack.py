@@ -58,7 +58,7 @@ def generate(path: Path, output: Path) -> None:
 
 
 def rewire(path: Path, output: Path) -> None:
-    rewire_checkpoint(path, output / "rewired", RewireOptions(cut=2, group_size=1, init="fold"))
+    rewire_checkpoint(path, output / "rewired", RewireOptions(cut=1, group_size=1, init="fold"))
 
 
 READERS: dict[str, Callable[[Path, Path], object]] = {

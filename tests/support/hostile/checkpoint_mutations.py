@@ -145,7 +145,7 @@ def _scales(rng: random.Random) -> Mutation:
     def apply(path: Path) -> None:
         edit(path / "hf_quant_config.json", lambda c: c.update(quantization={"kv_cache_quant_algo": algorithm}))
         weights = load_file(path / "model.safetensors")
-        prefixes = [f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale" for layer in range(3) for kind in "kv"]
+        prefixes = [f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale" for layer in range(2) for kind in "kv"]
         weights |= {name: torch.tensor(0.01) for name in prefixes}
         name = f"model.layers.1.self_attn.{part}_proj.{part}_scale"
         weights[name] = torch.tensor(value).to(dtype)

@@ -1,9 +1,10 @@
-"""Answers of programs of ``tests/`` that ask what the product compiles, kept on the shelf: what sources alone decide is
+"""What programs of ``tests/`` say or make of what the product compiles, kept on the shelf: what sources alone decide is
 computed once for all runs of a tree, as engines are built once."""
 
 import hashlib
 import importlib.metadata
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from filelock import FileLock
 from tests.support.import_graph import imported_modules, module_name
 from tests.support.models.shelf import BUILT_FROM, ROOT, shared_folder
 
+ANSWER = "answer.json"
 PRODUCT = ("kvforge", "model_defs", "plugins")
 
 
@@ -25,18 +27,29 @@ def kept_answer(program: str, question: Any, ask: Callable[[], Any], distributio
         ask: runs the program.
         distributions: installed ones whose versions decide too, besides those that decide engines.
     """
+
+    def write(folder: Path) -> None:
+        (folder / ANSWER).write_text(json.dumps(ask()), encoding="utf-8")
+
+    return json.loads((kept_folder(program, question, write, distributions) / ANSWER).read_text(encoding="utf-8"))
+
+
+def kept_folder(program: str, question: Any, fill: Callable[[Path], object], distributions: Sequence[str] = ()) -> Path:
+    """Return the directory that ``fill`` makes the content of, of an earlier run likewise. Nobody writes into it."""
     digest = hashlib.sha256(json.dumps([program, question]).encode())
     for file in sources(program):
         digest.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     for name in distributions:
         digest.update(f"{name} {importlib.metadata.version(name)}\0".encode())
-    kept = shared_folder() / f"{program.rpartition('.')[2]}-{digest.hexdigest()[:16]}.json"
+    kept = shared_folder() / f"{program.rpartition('.')[2]}-{digest.hexdigest()[:16]}"
     with FileLock(f"{kept}.lock"):
-        if not kept.is_file():
+        if not kept.is_dir():
             half = kept.with_suffix(".half")
-            half.write_text(json.dumps(ask()), encoding="utf-8")
+            shutil.rmtree(half, ignore_errors=True)
+            half.mkdir()
+            fill(half)
             half.rename(kept)
-        return json.loads(kept.read_text(encoding="utf-8"))
+    return kept
 
 
 def sources(program: str) -> list[Path]:

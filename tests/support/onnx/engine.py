@@ -1,5 +1,6 @@
-"""The ONNX graphs of small models: exported once per run, executed by onnxruntime."""
+"""The ONNX graphs of small models: exported once, executed by onnxruntime."""
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from kvforge.tensorrt.graph_tensors import RESULTS, pool_names
 from model_defs import ModelConfig, load_config
 from model_defs.layers import Pool
 from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.kept_answers import kept_folder
 from tests.support.onnx.nodes import OnnxSession
 
 
@@ -75,11 +77,15 @@ class ExportedEngine:
         return self.folder / "weights.safetensors"
 
 
-def export_case(case: OnnxCase, folder: Path, graphs: tuple[str, ...] = ("lower", "upper")) -> ExportedEngine:
-    """Make the checkpoint of a case, its weights file and its ONNX graphs below ``folder``."""
-    checkpoint = make_checkpoint(
-        folder / "checkpoint", case.family, cut=case.cut, group_size=case.group_size, **dict(case.model)
-    )
+def export_case(case: OnnxCase, graphs: tuple[str, ...] = ("lower", "upper")) -> ExportedEngine:
+    """Return the export of a case, made once for all runs of the same sources: nobody writes into its directory."""
+    question = [dataclasses.asdict(case), graphs]
+    folder = kept_folder(__name__, question, lambda new: _export(case, new, graphs), ("onnx", "onnxscript"))
+    return _exported(case, folder)
+
+
+def _exported(case: OnnxCase, folder: Path) -> ExportedEngine:
+    checkpoint = folder / "checkpoint"
     config = load_config(json.loads((checkpoint / "config.json").read_text()))
     options = ResolvedOptions(
         "tensorrt",
@@ -92,12 +98,19 @@ def export_case(case: OnnxCase, folder: Path, graphs: tuple[str, ...] = ("lower"
         kv_scales=static_scales(config, case.kv_dtype),
         policy=parse(case.policy),
     )
-    engine = ExportedEngine(folder, checkpoint, config, options)
-    positions = num_positions(options)
-    convert_weights(open_model(checkpoint), config, options.torch_dtype, engine.weights, num_positions=positions)
+    return ExportedEngine(folder, checkpoint, config, options)
+
+
+def _export(case: OnnxCase, folder: Path, graphs: tuple[str, ...]) -> None:
+    """Make the checkpoint of a case, its weights file and its ONNX graphs below ``folder``."""
+    make_checkpoint(folder / "checkpoint", case.family, cut=case.cut, group_size=case.group_size, **dict(case.model))
+    engine = _exported(case, folder)
+    options, positions = engine.options, num_positions(engine.options)
+    convert_weights(
+        open_model(engine.checkpoint), engine.config, options.torch_dtype, engine.weights, num_positions=positions
+    )
     for graph in graphs:
-        write_onnx(graph, config, options, engine.file(graph), engine.weights)
-    return engine
+        write_onnx(graph, engine.config, options, engine.file(graph), engine.weights)
 
 
 class OnnxGraphs:

@@ -5,6 +5,7 @@ engine takes many. What AOTInductor makes of a graph is not tested by it.
 """
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ from model_defs.head_kinds import HEAD_CODE
 from model_defs.predict_graph import PredictGraph
 from tests.support.sessions.fake import fake_manifest
 
+load_operators = functools.cache(plugins.load_library)
+"""Once in a process: each call reads all their sources."""
+
 
 class EagerSession(Session):
     """See ``kvforge.runtime.sessions.session.Session``; ``weights`` are engine tensors by name."""
@@ -58,7 +62,7 @@ class EagerSession(Session):
         weights: Mapping[str, Tensor],
         tokens: Mapping[str, Any] | None = None,
     ) -> None:
-        plugins.load_library()
+        load_operators()
         self.config, self.options = config, options
         self.manifest = dataclasses.replace(manifest_of(config, options), **tokens or {})
         self._policy = self.manifest.policy
