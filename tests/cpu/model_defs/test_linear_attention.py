@@ -13,10 +13,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import (
+    check_is_rewired,
+    check_is_trained,
+    check_weights,
+    open_model,
+    read_model_config,
+)
 from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.cli import main
-from kvforge.common.errors import BuildError
+from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper
 from kvforge.compiler.graph_checks import verify
@@ -418,6 +424,19 @@ def test_unsupported_configurations_are_refused(fields: dict[str, Any], message:
 def test_unsupported_configurations_of_mamba_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_config({**SMALL, **MAMBA, "model_type": GRANITE, **fields})
+
+
+def test_what_of_a_family_with_mamba_is_neither_rewired_nor_trained(tmp_path: Path) -> None:
+    hybrid = open_model(make_checkpoint(tmp_path / "hybrid", GRANITE, **MAMBA))
+    experts = open_model(make_checkpoint(tmp_path / "experts", GRANITE, num_local_experts=8))
+    for checkpoint, check, verbs in (
+        (hybrid, check_is_rewired, "rewire, distil or calibrate"),
+        (hybrid, check_is_trained, "rewire, distil or calibrate"),
+        (experts, check_is_trained, "distil or calibrate"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{GRANITE} model, which kvforge does not {verbs}"):
+            check(checkpoint)
+    check_is_rewired(experts)
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int4"}, {"dtype": "bfloat16", "weight_dtype": "int4"}])
