@@ -434,7 +434,7 @@ def test_what_of_a_family_with_mamba_is_neither_rewired_nor_trained(tmp_path: Pa
         (hybrid, check_is_trained, "rewire, distil or calibrate"),
         (experts, check_is_trained, "distil or calibrate"),
     ):
-        with pytest.raises(CheckpointError, match=f"{GRANITE} model, which kvforge does not {verbs}"):
+        with pytest.raises(CheckpointError, match=f"type {GRANITE}, which kvforge does not {verbs}"):
             check(checkpoint)
     check_is_rewired(experts)
 
