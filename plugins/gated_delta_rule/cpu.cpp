@@ -31,8 +31,6 @@ auto kernel() -> decltype(&isa_portable::recur) {
   return &isa_portable::recur;
 }
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 }  // namespace
 
 at::Tensor gated_delta_rule(

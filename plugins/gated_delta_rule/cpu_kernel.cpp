@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "native/multiply_add.h"
+#include "native/rows.h"
 
 namespace kvforge {
 namespace {
@@ -63,13 +64,9 @@ float product_of(const float* a, const float* b, int64_t key_dim) {
 // x / sqrt(sum x^2 + 1e-6) * scale, with zeros behind it as before.
 template <typename Element>
 void normed(const Element* x, int64_t count, float scale, float* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = to_float(x[i]);
+  widen(x, out, count);
   const float factor = scale / std::sqrt(product_of(out, out, count) + 1e-6f);
   for (int64_t i = 0; i < count; ++i) out[i] *= factor;
-}
-
-void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows, int64_t count) {
-  for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, count * sizeof(float));
 }
 
 template <typename Element, bool finds>
@@ -98,7 +95,7 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
       copy_rows(state, kColumns, row(a.state_write[t - 1]), dv, dk, count);
     const float decay = a.decay[t * a.value_heads + head], rate = a.rate[t * a.value_heads + head];
     const Element* v = token + queries + keys + head * dv + first;
-    for (int64_t c = 0; c < count; ++c) change[c] = to_float(v[c]);
+    widen(v, change, count);
     for (int64_t c = 0; c < kVectors; ++c) {
       const vfloat d = rate * (load(change + c * kLanes) - decay * known[c]);
       store(change + c * kLanes, d);
@@ -108,8 +105,7 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
       const float product = product_of(key, q, dk);
       for (int64_t c = 0; c < kVectors; ++c)
         store(result + c * kLanes, decay * found[c] + product * load(change + c * kLanes));
-      Element* out = static_cast<Element*>(a.out) + (t * a.value_heads + head) * dv + first;
-      for (int64_t c = 0; c < count; ++c) store(out + c, result[c]);
+      narrow(result, static_cast<Element*>(a.out) + (t * a.value_heads + head) * dv + first, count);
     }
   }
   if (begin < end && a.state_write[end - 1] >= 0) {

@@ -64,8 +64,7 @@ at::Tensor mamba2_scan(
   const float* bias = step_bias.const_data_ptr<float>();
   at::parallel_for(0, tokens, std::max<int64_t>(1, kStepsPerTask / heads), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * heads; i < end * heads; ++i) {
-      const float x = raw[i] + bias[i % heads];
-      step[i] = x > 20.0f ? x : std::log1p(std::exp(x));
+      step[i] = softplus(raw[i] + bias[i % heads]);
       decay[i] = std::exp(-std::exp(log[i % heads]) * step[i]);
     }
   });

@@ -4,6 +4,7 @@
 #include "mamba2_scan/cpu_kernel.h"
 
 #include "native/multiply_add.h"
+#include "native/rows.h"
 
 namespace kvforge {
 namespace {
@@ -34,15 +35,6 @@ void pass(
 }
 
 template <typename Element>
-void widen(const Element* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
-}
-
-void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows, int64_t count) {
-  for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, count * sizeof(float));
-}
-
-template <typename Element>
 void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t first, float* scratch) {
   const int64_t n = a.state_dim, p = a.head_dim, count = p - first < kScanColumns ? p - first : kScanColumns;
   const int64_t group = head / (a.heads / a.groups), inner = a.heads * p;
@@ -54,17 +46,16 @@ void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t first, flo
     copy_rows(row(a.state_read[sequence]), p, state, kScanColumns, n, count);
   for (int64_t t = begin; t < end; ++t) {
     const Element* token = static_cast<const Element*>(a.xbc) + t * a.token_stride;
-    widen(token + head * p + first, count, x);
-    widen(token + inner + group * n, n, b);
-    widen(token + inner + (a.groups + group) * n, n, c);
+    widen(token + head * p + first, x, count);
+    widen(token + inner + group * n, b, n);
+    widen(token + inner + (a.groups + group) * n, c, n);
     const float step = a.step[t * a.heads + head];
     for (int64_t v = 0; v < kVectors; ++v) store(added + v * kLanes, load(x + v * kLanes) * step);
     vfloat found[kVectors];
     pass(state, n, a.decay[t * a.heads + head], b, c, added, found);
     for (int64_t v = 0; v < kVectors; ++v)
       store(x + v * kLanes, multiply_add(broadcast(a.skip[head]), load(x + v * kLanes), found[v]));
-    Element* out = static_cast<Element*>(a.out) + (t * a.heads + head) * p + first;
-    for (int64_t i = 0; i < count; ++i) store(out + i, x[i]);
+    narrow(x, static_cast<Element*>(a.out) + (t * a.heads + head) * p + first, count);
     if (a.state_write[t] >= 0) copy_rows(state, kScanColumns, row(a.state_write[t]), p, n, count);
   }
 }

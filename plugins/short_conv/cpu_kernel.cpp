@@ -2,6 +2,7 @@
 // function with external linkage may be used here: the linker would keep one variant of it.
 #include "short_conv/cpu_kernel.h"
 
+#include "native/rows.h"
 #include "native/simd.h"
 
 namespace kvforge {
@@ -11,16 +12,6 @@ inline vfloat silu(vfloat x) {
   const vfloat negative = x < 0.0f ? x : -x;
   const vfloat e = exp_nonpositive(negative);
   return x * (x < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
-}
-
-template <typename Element>
-void widen(const Element* __restrict__ from, float* __restrict__ to, int64_t count) {
-  for (int64_t c = 0; c < count; ++c) to[c] = to_float(from[c]);
-}
-
-template <typename Element>
-void narrow(const float* __restrict__ from, Element* __restrict__ to, int64_t count) {
-  for (int64_t c = 0; c < count; ++c) store(to + c, from[c]);
 }
 
 // The inputs of the last tokens stand in a ring: that of token t, from the sequence's first on, in row t mod width.
