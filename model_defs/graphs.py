@@ -328,7 +328,7 @@ class UpperGraph(PositionedGraph):
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
         survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
         ``past_cut`` are slots int32 ``[R]`` in them, where the survivors' K and V go, and the survivors int32 ``[L]``
-        whose logits are asked for (default: all). Where layers above a cut have linear attention, the states of each
+        whose logits are asked for (default: all). Where layers above a cut keep a state, the states of each
         follow in ``pools``, and ``past_cut`` are the survivors' rows int32 ``[R]`` in them.
         """
         config = self.config

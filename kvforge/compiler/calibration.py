@@ -19,7 +19,7 @@ from model_defs.weights import weight_specs
 
 AUTO, NONE, PACKAGE = "auto", "none", "package"
 """What an option may be besides the path of a text: the package's for int4 weights of a model that is not too large
-and has no linear attention above a cut."""
+and whose layers above a cut keep no state."""
 
 MAX_AUTOMATIC_PARAMETERS = 2 * 10**9
 """Beyond, rounding by a text takes many minutes on a few cores, and is done where it is asked for."""
@@ -84,7 +84,7 @@ def calibration_of(
         return None
     if config.upper_linear:
         raise BuildError(
-            f"{checkpoint.path} has linear attention above a cut, where a state of every token would be in memory; "
+            f"{checkpoint.path} has layers above a cut that keep a state, which of every token would be in memory; "
             "leave --calibration out."
         )
     if keeps_codes:

@@ -85,13 +85,13 @@ def example_pools(
 
 
 def example_states(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> list[tuple[Tensor, ...]]:
-    """Return the pools of each layer with linear attention, uninitialised."""
+    """Return the pools of each layer that keeps a state, uninitialised."""
     layout = options.cache_layout(config)
     return [_empty(torch_specs(layout.linear_state(_STATES, layer)), device) for layer in config.linear_layers]
 
 
 def rows_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
-    """Return what ``lower`` takes behind the pools where layers have linear attention: no state of a policy, the rows
+    """Return what ``lower`` takes behind the pools where layers keep a state: no state of a policy, the rows
     that sequences go on from, and those that the states after tokens go to."""
     sizes = (_SEQUENCES, _TOKENS) if config.linear is not None else ()
     return ((), *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
@@ -156,7 +156,7 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
 
 def past_cut_example(config: ModelConfig, device: str = "cpu") -> tuple[Any, ...]:
     """Return what ``upper`` takes behind the pools above a blind cut: no state, and the survivors' slots and which of
-    them logits are asked for; or the survivors' rows of states, where layers above a cut have linear attention."""
+    them logits are asked for; or the survivors' rows of states, where layers above a cut keep a state."""
     sizes = (_SURVIVORS, _LOGITS) if config.is_blind else (_SURVIVORS,) if config.upper_linear else ()
     return ((), tuple(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)) if sizes else ()
 

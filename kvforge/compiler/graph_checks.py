@@ -49,7 +49,7 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     ``upper``, but those above a blind cut by ``upper`` alone; where pages are sealed, this is done once behind the
     write; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's static
     scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
-    before a layer reads its owner's pools, and as the policy's own check says; layers with linear attention take
+    before a layer reads its owner's pools, and as the policy's own check says; layers that keep a state take
     their own states; ``early_exit`` has nothing to do with the cache; linear layers are packed where the options say
     so and nowhere else; pools, hidden state, logits and tokens have the declared dtypes; ``draft`` writes its own
     pools and then reads them.

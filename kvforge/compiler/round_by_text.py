@@ -79,7 +79,7 @@ def _exact(options: ResolvedOptions) -> ResolvedOptions:
 @dataclass(frozen=True)
 class _Step:
     """All samples as one step. ``tokens``: ids, positions and slots, each int32 ``[T]``. ``states``: pools of layers
-    with linear attention, of which ``rows`` say that none is read or written."""
+    that keep a state, of which ``rows`` say that none is read or written."""
 
     tokens: tuple[Tensor, Tensor, Tensor]
     starts: Tensor

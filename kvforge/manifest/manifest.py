@@ -188,7 +188,7 @@ class Manifest:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one state of a sequence over all layers with linear attention; 0 without such layers."""
+        """Bytes of one state of a sequence over all layers that keep a state; 0 without such layers."""
         return state_bytes(self.model, self.dtype)
 
     @property

@@ -114,7 +114,7 @@ def list_variants(
     anchors: Sequence[int | None] = (None,),
 ) -> list[Variant]:
     """Return the plain model, each cut with each group size, and all layers merged, for each cache format; of a model
-    with linear attention no merged one. ``anchors`` are the kinds of each cut as ``with_cut`` takes them.
+    whose layers keep a state no merged one. ``anchors`` are the kinds of each cut as ``with_cut`` takes them.
 
     Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
     """

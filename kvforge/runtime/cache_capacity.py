@@ -42,13 +42,13 @@ class CacheShape:
     exact_bytes: int = 0
     """Of the device, of all exact pages where pages are sealed."""
     row_bytes: int = 0
-    """Of the device, of one state over all layers with linear attention."""
+    """Of the device, of one state over all layers that keep a state."""
     num_rows: int = 0
     """States that there are."""
 
     @property
     def fixed_bytes(self) -> int:
-        """Of the device: all slots, what nobody keeps, exact pages, and states of linear attention."""
+        """Of the device: all slots, what nobody keeps, exact pages, and states of layers."""
         scratch = self.scratch_pages * (self.page_bytes + self.state_page_bytes)
         states = self.num_rows * self.row_bytes
         return scratch + self.max_num_seqs * self.slot_bytes + self.exact_bytes + states

@@ -46,11 +46,11 @@ class RuntimeConfig:
     num_upper_pages: int = 0
     """Pages of the owners above a blind cut."""
     num_state_rows: int = 0
-    """States of running sequences, where layers have linear attention, those behind drafts included; 0 elsewhere."""
+    """States of running sequences, where layers keep a state, those behind drafts included; 0 elsewhere."""
     num_snapshots: int = 0
     """States kept at the ends of pages, for prompts that begin alike."""
     reads_states: bool = False
-    """Whether layers above a cut have linear attention, and read the states behind the tokens that go past it."""
+    """Whether layers above a cut keep a state, and read the states behind the tokens that go past it."""
     snapshot_every: int = 0
     """Of how many pages of a sequence one has such a state; 0 without snapshots."""
     exact_tokens: ExactTokens | None = None
@@ -93,7 +93,7 @@ def resolve_config(
 
     The pool holds ``max_num_seqs`` sequences of ``max_seq_len`` tokens unless that exceeds ``kv_cache_gib``.
     Its default is 4 GiB or a quarter of ``available_bytes``, whichever is less, but enough for one such
-    sequence, and for states of linear attention of all, as long as it is at most 0.8 of ``available_bytes`` (0:
+    sequence, and for states of layers, as long as it is at most 0.8 of ``available_bytes`` (0:
     unknown). ``num_pages`` overrides all of this.
 
     Where the KV policy has state, the same bytes also hold state pages and slots, see ``CacheShape.divide``; with
@@ -104,7 +104,7 @@ def resolve_config(
     Owners above a blind cut have pages of their own, by default as ``CacheShape.upper_pages_beside`` says; with
     ``num_pages`` ``num_upper_pages`` overrides that.
 
-    Where layers have linear attention, the same bytes hold states, see ``count_states``, which ``snapshot_every`` and
+    Where layers keep a state, the same bytes hold states, see ``count_states``, which ``snapshot_every`` and
     ``num_snapshots`` override.
 
     Engines with a predictor predict all prompts, and share no prefixes; ``exact_tokens`` is what of them is computed,

@@ -55,8 +55,8 @@ class LLMEngine:
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
         num_state_pages: pages of the KV policy's own to allocate beside them; default likewise.
         num_upper_pages: pages of the owners above a blind cut to allocate; default likewise.
-        snapshot_every, num_snapshots: of how many pages of a sequence the prefix cache keeps one state of layers with
-            linear attention, where prompts that begin alike go on, and how many states at most; 0 pages: none, and no
+        snapshot_every, num_snapshots: of how many pages of a sequence the prefix cache keeps one state of layers that
+            keep states, where prompts that begin alike go on, and how many states at most; 0 pages: none, and no
             prefix is reused. Default likewise.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.

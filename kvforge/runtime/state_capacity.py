@@ -1,4 +1,4 @@
-"""How many states of linear attention the memory of the cache holds."""
+"""How many states of layers the memory of the cache holds."""
 
 import logging
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class StateCounts:
 
 
 def rows_per_sequence(manifest: Manifest) -> int:
-    """Return the rows that a running sequence and its drafts take; 0 without layers with linear attention."""
+    """Return the rows that a running sequence and its drafts take; 0 without layers that keep a state."""
     return 1 + manifest.max_draft_len if manifest.state_bytes else 0
 
 

@@ -29,8 +29,8 @@ def add_prefix_options(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--snapshot-every", type=int, metavar="PAGES",
-        help="of a model with linear attention: pages of a sequence to a state that is kept, where prompts that begin "
-        "alike go on; 0: none, and no prompt does (default: as many as take a state's bytes)",
+        help="of a model whose layers keep a state: pages of a sequence to a state that is kept, where prompts that "
+        "begin alike go on; 0: none, and no prompt does (default: as many as take a state's bytes)",
     )  # fmt: skip
     parser.add_argument(
         "--num-snapshots", type=int, metavar="N",

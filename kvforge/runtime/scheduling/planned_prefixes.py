@@ -17,7 +17,7 @@ class PlannedPrefixes:
         self._cache, self._policy, self._state_rows = cache, policy, state_rows
         self._digests: set[bytes] = set()
         self._snapshots: set[bytes] = set()
-        """Those of them behind which states of linear attention will be kept."""
+        """Those of them behind which states of layers will be kept."""
         self.held_back: dict[Sequence, int] = {}
         """Sequences that are not admitted in this step, and the pages to keep for each of them: those of all its
         tokens and one to grow into."""

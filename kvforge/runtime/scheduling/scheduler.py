@@ -19,7 +19,7 @@ class Scheduler(Holdings):
     """Continuous batching with chunked prefill over a paged K,V pool, within ``max_num_tokens`` a step.
 
     A step is planned in stages, each in a file of its own: changes of caches, running sequences, admissions, drafts,
-    then where states of linear attention go.
+    then where states of layers go.
     """
 
     def __init__(self, config: RuntimeConfig, source: PageSource | None = None) -> None:

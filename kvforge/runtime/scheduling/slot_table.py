@@ -21,7 +21,7 @@ class SlotTable:
         state_table: [num_slots, max_state_pages] int32, as ``page_table``, of the KV policy's own pages.
         state_read: [num_slots] int32, the row of the sequence's state behind its computed tokens, -1 at its start; and
         state_write: [num_slots] int32, that of the state behind the last token of a step which is kept, where layers
-            have linear attention.
+            keep one.
         columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 in free rows.
     """
 

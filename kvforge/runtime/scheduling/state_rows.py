@@ -1,4 +1,4 @@
-"""Who has which state of layers with linear attention: numbers, never tensors."""
+"""Who has which state of a layer: numbers, never tensors."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from kvforge.runtime.scheduling.slot_table import SlotTable
 
 class StateRows:
     """Of all rows num_state_rows hold states of running sequences and num_snapshots snapshots; any row may be either.
-    None without layers with linear attention.
+    None where layers keep none.
 
     A running sequence owns one row, which its steps write, and one more for each draft until it is known which are
     accepted. A *snapshot* is the state behind a published page: who takes over that page as the last one of its prefix

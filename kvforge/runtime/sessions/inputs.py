@@ -29,7 +29,7 @@ class LowerStep(NamedTuple):
     state: PolicyInputs = ()
     """The KV policy's, behind the pools."""
     rows: tuple[Tensor, ...] = ()
-    """Behind these ``state_read`` [S] and ``state_write`` [T], where layers have linear attention: the rows of states
+    """Behind these ``state_read`` [S] and ``state_write`` [T], where layers keep a state: the rows of states
     that the sequences go on from, and that the states behind the tokens go to; -1 for none."""
 
     @property
@@ -60,7 +60,7 @@ class UpperStep(NamedTuple):
     logit_index: Tensor | None = None
     """[L] survivors whose logits are asked for there, at least one; None: all"""
     survivor_state: Tensor | None = None
-    """[R] rows of the states after the survivors, where layers above a cut have linear attention; None elsewhere"""
+    """[R] rows of the states after the survivors, where layers above a cut keep a state; None elsewhere"""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -127,7 +127,7 @@ def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs
 
 
 def past_cut_inputs(step: UpperStep) -> tuple[Tensor, ...]:
-    """Return what ``upper`` takes behind those above a blind cut, or above one with linear attention over it."""
+    """Return what ``upper`` takes behind those above a blind cut, or above one over which layers keep a state."""
     if step.survivor_state is not None:
         return (step.survivor_state,)
     if step.survivor_slots is None or step.logit_index is None:

@@ -18,7 +18,7 @@ Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, or rows that are both, then, for dynamic formats, their scales, then the KV
 policy's ``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's.
 
-Of a layer with linear attention, ``CacheLayout.linear_state``. These are behind all owners."""
+Of a layer that keeps a state, ``CacheLayout.linear_state``. These are behind all owners."""
 
 Pools = list[Pool]
 
@@ -37,7 +37,7 @@ def allocate_pools(
     """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
     above a blind cut those of ``num_upper_pages``, exact pages where these are sealed, those of the KV policy for
     ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what ``allocate_together`` adds for
-    alignment. Behind them are those of layers with linear attention, ``num_rows * manifest.state_bytes``.
+    alignment. Behind them are those of layers that keep a state, ``num_rows * manifest.state_bytes``.
 
     Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
@@ -68,7 +68,7 @@ def allocate_pools(
 
 
 def upper_pools(manifest: Manifest, pools: Pools) -> Pools:
-    """Return those that the upper graph is given: of owners that it reads, and S of layers with linear attention."""
+    """Return those that the upper graph is given: of owners that it reads, and S of layers that keep a state."""
     first = len(pools) - len(manifest.model.upper_linear)
     return [*pools[manifest.upper_pools], *(pool[1:] for pool in pools[first:])]
 

@@ -26,7 +26,7 @@ class Session(ABC):
     Pools are those of all owners in ascending order, on the session's device, each
     (k_pool, v_pool) ``[num_pages, page_size, num_kv_heads, head_dim]`` in the manifest's ``kv_dtype`` or, where it
     has dynamic scales, (k_pool, v_pool, k_scales, v_scales), then the KV policy's ``state_pools``.
-    Behind them are those of layers with linear attention.
+    Behind them are those of layers that keep a state.
     """
 
     manifest: Manifest
@@ -43,7 +43,7 @@ class Session(ABC):
         """Return zeroed pools of all owners in one allocation, but for those of the KV policy that lie in main memory,
         mapped for the device; see ``kvforge.runtime.sessions.pools``. ``state_pages`` and ``num_slots`` (default:
         ``max_num_seqs``) are pages and sequences of the KV policy's, ``upper_pages`` those of owners above a blind
-        cut, ``state_rows`` states of linear attention."""
+        cut, ``state_rows`` states of layers."""
         return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots, upper_pages, state_rows)
 
     @abstractmethod

@@ -34,7 +34,7 @@ def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
 
 
 def state_stats(rows: StateRows) -> dict[str, int]:
-    """Return the rows of states of linear attention and those of running sequences, then snapshots and those kept."""
+    """Return the rows of states of layers and those of running sequences, then snapshots and those kept."""
     return {
         "num_state_rows": rows.num_rows,
         "num_used_state_rows": rows.num_used,

@@ -67,7 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
             "max": lambda s: s.get("draft_model_num_pages", 0),
         },
     ),
-    "kvforge_states": (  # a model without linear attention has none
+    "kvforge_states": (  # a model whose layers keep no state has none
         "states",
         {
             "used": lambda s: s.get("num_used_state_rows", 0),
