@@ -47,7 +47,7 @@ def _filter_rows(logits: torch.Tensor, filters: Filters) -> None:
         return
     probs = filters.probabilities(logits)
     sorts = filters.sorts(logits.shape[1])
-    floor = torch.where(sorts, 0.0, filters.floor(probs))
+    floor = torch.where(sorts, 0.0, filters.floor(probs.amax(-1)))
     logits.masked_fill_(probs < floor[:, None], -torch.inf)
     for rows, ids, kept in _nuclei(probs, sorts.nonzero().flatten(), filters):
         places = torch.where(kept > 0, logits[rows].gather(1, ids), -torch.inf)
@@ -61,7 +61,7 @@ def _draw_rows(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) ->
     free = (~sorts).nonzero().flatten()
     if len(free):
         rows = probs if len(free) == len(probs) else probs[free]
-        floor = filters.rows(free).floor(rows)
+        floor = filters.rows(free).floor(rows.amax(-1))
         tokens[free] = invert(torch.where(rows < floor[:, None], 0.0, rows), uniform[free])
     for rows, ids, kept in _nuclei(probs, sorts.nonzero().flatten(), filters):
         picked = invert(kept, uniform[rows])

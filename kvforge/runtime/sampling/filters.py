@@ -62,25 +62,31 @@ class Filters(NamedTuple):
 
     def drops(self, vocab_size: int) -> bool:
         """Whether any row may lose a token."""
-        return bool((self.sorts(vocab_size) | (self.min_p > 0)).any())
+        return bool((self.sorts(vocab_size) | self.has_floor).any())
 
-    def floor(self, probs: torch.Tensor) -> torch.Tensor:
-        """Return [R]: the least probability that a row keeps which is not sorted."""
-        return self.min_p * probs.amax(-1)
+    @property
+    def has_floor(self) -> torch.Tensor:
+        """[R] bool: ``floor`` may drop a token of the row."""
+        return self.min_p > 0
+
+    def floor(self, largest: torch.Tensor) -> torch.Tensor:
+        """Return [R]: the least probability that a row keeps whose largest is ``largest`` [R]."""
+        return self.min_p * largest
 
     def keep_prefix(self, top: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Zero what is dropped of a row's most probable tokens [R, C], sorted.
 
-        Returns those probabilities and [R] bool: whether C candidates were enough to know. They are if top_k or min_p
-        end among them, or if only top_p is on (its mass then refers to the whole distribution, 1) and is reached.
+        Returns those probabilities and [R] bool: whether C candidates were enough to know. They are if top_k or
+        ``floor`` ends among them, or if only top_p is on (its mass then refers to the whole distribution, 1) and is
+        reached.
         """
         num_candidates = top.shape[1]
         rank = torch.arange(num_candidates, device=top.device)
-        kept = (rank < self.top_k[:, None]) & (top >= self.min_p[:, None] * top[:, :1])
+        kept = (rank < self.top_k[:, None]) & (top >= self.floor(top[:, 0])[:, None])
         bounded = (kept.sum(-1) < num_candidates) | (self.top_k <= num_candidates) | (num_candidates == vocab_size)
         mass = torch.where(kept, top, 0.0)
         cumulative = mass.cumsum(-1)
         needed = self.top_p * torch.where(bounded, cumulative[:, -1], 1.0)
         nucleus = (cumulative - mass < needed[:, None]) | (self.top_p >= 1)[:, None]
-        reached = (self.min_p == 0) & (self.top_k >= vocab_size) & (self.top_p < 1) & (cumulative[:, -1] >= needed)
+        reached = ~self.has_floor & (self.top_k >= vocab_size) & (self.top_p < 1) & (cumulative[:, -1] >= needed)
         return torch.where(nucleus, mass, 0.0), bounded | reached

@@ -205,7 +205,8 @@ def declared(command: str) -> set[str]:
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_option_is_walked(command: str) -> None:
     known = {*OPTIONS[command], *DISPLAY, *BUILDING}
-    assert declared(command) - ELSEWHERE == known
+    missing = (declared(command) - ELSEWHERE) ^ known
+    assert not missing, f"{missing}: give each option of {command} two values in OPTIONS, one of sampling in SAMPLING"
 
 
 @pytest.mark.parametrize(("command", "option"), [(c, option) for c, table in OPTIONS.items() for option in table])

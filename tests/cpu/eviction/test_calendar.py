@@ -12,6 +12,8 @@ from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
 
 CACHE = OwnerCache(num_kv_heads=2, head_dim=8, page_size=4, element_bits=16)
 RULES = [name for name, policy in policies().items() if issubclass(policy, Eviction)]
+SMALL = {"roco": ",spread=8"}
+"""What is said to rules whose defaults protect more than a budget of 40 has room for."""
 
 
 def simulated(calendar: Calendar, num_prompt: int, num_tokens: int) -> list[tuple[int, int, bool]]:
@@ -60,7 +62,7 @@ def test_numbers_equal_a_simulation(when: When) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_what_a_rule_asks_for_is_enough(rule: str) -> None:
     """State pages hold the largest cache that is still cut down; bytes are those of pages, state and slots."""
-    policy = parse("roco:budget=40,spread=8" if rule == "roco" else f"{rule}:budget=40")
+    policy = parse(f"{rule}:budget=40{SMALL.get(rule, '')}")
     assert isinstance(policy, Eviction)
     rng = random.Random(rule)
     for _ in range(100):
@@ -84,7 +86,7 @@ def test_what_a_rule_asks_for_is_enough(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_observed_queries_are_the_last_ones_before_each_eviction(rule: str) -> None:
-    policy = parse("roco:budget=40,spread=8" if rule == "roco" else f"{rule}:budget=40")
+    policy = parse(f"{rule}:budget=40{SMALL.get(rule, '')}")
     assert isinstance(policy, Eviction)
     for num_prompt in (1, 30, 40, 41, 100):
         for computed in range(0, 140):

@@ -41,7 +41,10 @@ def test_every_key_of_config_json_has_a_row(name: str) -> None:
     config_class, model_class = ALL_FAMILIES[name]
     keys, family = config_keys(config_class) | model_keys(model_class), families()[name]
     assert {"rope_theta", "per_layer_config", "vocab_size"} <= keys and len(keys) > 30
-    assert keys - USED - FIXED.keys() - IGNORED.keys() - set(family.reads) - family.fixed.keys() == set()
+    missing = keys - USED - FIXED.keys() - IGNORED.keys() - set(family.reads) - family.fixed.keys()
+    assert not missing, (
+        f"{missing}: put each key into reads, fixed or ignored of model_defs/{name}.py, or config_keys.py"
+    )
     assert not USED & IGNORED.keys() and not set(family.reads) & family.fixed.keys()
 
 

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from model_defs import ModelConfig, families, load_config
 from model_defs.weights import weight_specs
@@ -88,4 +90,11 @@ def test_what_a_family_says_of_itself_is_true(name: str) -> None:
 
 def test_the_documentation_lists_every_family() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/checkpoints.md").read_text().split("\n## ")[0], re.MULTILINE)
-    assert rows == ["model_type", *families()]
+    assert rows == ["model_type", *families()], "each family has a row in docs/checkpoints.md, in alphabetical order"
+
+
+@pytest.mark.parametrize("name", sorted(families().keys() & CONFIG_MAPPING_NAMES.keys()))
+def test_the_class_in_transformers_exists(name: str) -> None:
+    """Random checkpoints are made by it: without it a family is left out of the tests of all families."""
+    architecture = families()[name].architecture
+    assert hasattr(transformers, architecture), f"transformers has {name}, but no class {architecture}"
