@@ -13,11 +13,13 @@ from tqdm import tqdm
 from kvforge.common.byte_sizes import format_bytes
 from kvforge.common.display import Display
 
+LONG_S = 1.0
+
 
 class BuildProgress:
-    """A bar of stages, and of bytes while weights are converted; with a verbose display a line for each stage, with its
-    seconds, once it is over. ``stage`` and ``converted`` are what ``build_engine`` takes. What torch says meanwhile
-    is shown if verbose."""
+    """A bar of stages, and of bytes while weights are converted. Without a terminal it is a line for each stage of a
+    second or more, once it is over; with a verbose display there is one for every stage. ``stage`` and ``converted``
+    are what ``build_engine`` takes. What torch says meanwhile is shown if verbose."""
 
     def __init__(self, display: Display, stages: Sequence[str]) -> None:
         self._display, self._stages = display, stages
@@ -39,9 +41,10 @@ class BuildProgress:
         self._bar.set_postfix_str(f"{format_bytes(done)} of {format_bytes(total)}")
 
     def _end_stage(self) -> None:
-        if self._display.verbose and self._current:
+        seconds = time.monotonic() - self._begun
+        if self._current and (self._display.verbose or (seconds >= LONG_S and not self._display.bars)):
             size = f", {format_bytes(self._bytes)}" if self._bytes else ""
-            self._display.note(f"{self._current}: {time.monotonic() - self._begun:.1f} s{size}")
+            self._display.note(f"{self._current}: {seconds:.1f} s{size}")
         self._bytes = 0
 
     def __enter__(self) -> "BuildProgress":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +173,19 @@ def test_the_bar_shows_stages_and_bytes(capsys: pytest.CaptureFixture[str], monk
         progress.stage("weights")
         progress.converted(3 << 20, 12 << 20)
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_long_stages_are_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 100, 5))
+    monkeypatch.setattr("kvforge.compiler.progress.time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    with BuildProgress(Display(), stages(BuildOptions())) as progress:
+        progress.stage("read")  # takes half a second
+        progress.stage("weights")
+        progress.converted(12 << 20, 12 << 20)
+        next(clock), next(clock)
+    assert capsys.readouterr().err == "kvforge: weights: 1.5 s, 12.00 MiB\n"
 
 
 def test_bytes_are_counted_to_the_end(tmp_path: Path) -> None:
