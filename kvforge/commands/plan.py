@@ -9,6 +9,8 @@ from pathlib import Path
 from kvforge.commands.cut_options import add_num_anchors, anchors_of
 from kvforge.commands.parsers import add_command, add_revision
 
+_INPUT = 8192
+
 
 def _positive(text: str) -> float:
     value = float(text)
@@ -75,7 +77,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--draft-head", choices=("mtp",), help="count the checkpoint's module too (default: the engine's head)"
     )
     parser.add_argument("--page-size", type=_count, metavar="P", help="tokens of a page (default: the engine's, or 32)")
-    parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request")
+    parser.add_argument(
+        "--input",
+        type=_count,
+        metavar="N",
+        help=f"input tokens of a request (default: {_INPUT}, or as many as the model has positions for)",
+    )
     parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request")
     parser.add_argument(
         "--memory-gib", type=_positive, nargs="+", default=[], metavar="X", help="memory of a GPU; several"
@@ -132,15 +139,17 @@ def run(args: argparse.Namespace) -> int:
     if subject.head is not None and args.tensor_parallel_size is not None:
         raise KvforgeError("--tensor-parallel-size is for engines without a draft head; leave one of them out.")
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
-    if args.input + args.output > subject.model.max_position and not args.quiet:
+    positions = subject.model.max_position
+    num_input = args.input or max(1, min(_INPUT, positions - args.output))
+    if num_input + args.output > positions and not args.quiet:
         print(
-            f"kvforge: {args.input} + {args.output} tokens are beyond the {subject.model.max_position} positions of "
+            f"kvforge: {num_input} + {args.output} tokens are beyond the {positions} positions of "
             f"{subject.name}, so no engine takes such a request; give a smaller --input or --output.",
             file=sys.stderr,
         )
     page_size = args.page_size or subject.page_size
     work = PlannedWorkload(
-        args.input,
+        num_input,
         args.output,
         subject.weight_dtype,
         args.distillation_tokens,

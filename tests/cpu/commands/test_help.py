@@ -81,7 +81,7 @@ def test_verbose_says_where_an_error_comes_from(capsys: pytest.CaptureFixture[st
 
 def test_help_needs_no_terminal() -> None:
     result = subprocess.run([sys.executable, "-m", "kvforge", "plan", "--help"], capture_output=True, text=True)
-    assert result.returncode == 0 and "(default: 8192)" in result.stdout and result.stderr == ""
+    assert result.returncode == 0 and "(default: 256)" in result.stdout and result.stderr == ""
 
 
 def test_policies_stand_whole_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:

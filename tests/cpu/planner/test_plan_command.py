@@ -272,6 +272,9 @@ def test_requests_beyond_the_models_positions_are_told(capsys):
     told = capsys.readouterr()
     assert f"{most} + 1 tokens are beyond the {most} positions of tiny-teacher, so no engine takes such" in told.err
     assert told.out.startswith("tiny-teacher: ")
+    assert main(model[:-1]) == 0  # without --input as many as there are positions for
+    told = capsys.readouterr()
+    assert told.err == "" and f"requests of {most - 1} input and 1 output tokens" in told.out
 
 
 def test_an_engine_that_predicts_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
