@@ -1,5 +1,6 @@
 """The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,11 +39,12 @@ class ModelConfig:
     the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are norms of what attention and MLP
     add to the residual stream; without ``pre_norms`` layers have no others, and a cut's single input has none either.
     With ``qk_norm`` q and k are normed, head by head or, ``qk_norm_whole``, all together. ``experts`` take the place of
-    some layers' MLPs. ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a
-    window, where these have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate
-    as its owner does. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings
-    by ``embedding_scale``, and what attention and MLP add by ``residual_scale``. Logits are divided by
-    ``logit_divisor``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
+    some layers' MLPs. ``activation`` is the gate's, ``silu`` or ``gelu_tanh``; with ``relu2`` there is no gate, and
+    what goes up is squared where it is positive, in experts too. ``local_rope`` rotates in layers with a window, where
+    these have another; heads of ``unrotated_layers`` do not rotate, and layers that share a cache rotate as its owner
+    does. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
+    ``embedding_scale``, and what attention and MLP add by ``residual_scale``. Logits are divided by ``logit_divisor``.
+    ``norm_offset`` is added to the gains of all norms as checkpoints store them.
 
     ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
     ``cut`` on owns one, and prompt tokens need not run those. ``global_head_dim`` is the size of heads in layers
@@ -61,6 +63,9 @@ class ModelConfig:
     The layers of ``linear`` have no cache, but a state of each sequence. Above the cut its updates are made of the
     single input too, and queries of the layer's own input, without a convolution. With ``attention_gate`` each number
     that the other layers' attention gives is multiplied by the sigmoid of another, which the projection of q makes too.
+
+    A layer is a mixer (attention, or what keeps a state) and an MLP (or experts), each behind a norm of its own; those
+    of ``layers_without_mixer`` are the second alone, those of ``layers_without_mlp`` the first.
     """
 
     model_type: str
@@ -109,6 +114,8 @@ class ModelConfig:
     attention_gate: bool = False
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
+    layers_without_mixer: tuple[int, ...] = ()
+    layers_without_mlp: tuple[int, ...] = ()
     query_growth: QueryGrowth | None = None
     kv_scorer: int | None = None
     bos_token_id: int | None = None
@@ -151,6 +158,7 @@ class ModelConfig:
                 f"{self.num_layers} layers; give one per layer."
             )
         self._check_sizes()
+        self._check_parts()
         self._check_linear()
         self._check_blind()
         for rope, head_dim in self.rotations:
@@ -177,6 +185,27 @@ class ModelConfig:
             or (self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.width))
         ):
             raise ModelError("The sizes of the model's layers do not fit each other; config.json is damaged.")
+
+    def _check_parts(self) -> None:
+        """Raise ModelError where some layers are a mixer alone or an MLP alone in a model that cannot have them."""
+        lone, experts = (self.layers_without_mixer, self.layers_without_mlp), self.experts
+        if not any(lone):
+            return
+        with_mlp = () if experts is None else experts.layers
+        every = [layer for layers in lone for layer in layers]
+        if (
+            any(list(layers) != sorted(set(layers)) for layers in lone)
+            or len(set(every)) != len(every)
+            or not all(0 <= layer < self.num_layers for layer in every)
+            or not set(self.linear_layers).isdisjoint(self.layers_without_mixer)
+            or not set(with_mlp).isdisjoint(self.layers_without_mlp)
+        ):
+            raise ModelError("The parts of the model's layers do not fit each other; config.json is damaged.")
+        if self.has_cut or self.layer_owners:
+            raise ModelError(
+                "Some layers are a mixer alone or an MLP alone, which is not supported in a model with a cut or with "
+                "caches that layers share; take it without."
+            )
 
     def _check_linear(self) -> None:
         """Raise ModelError where some layers keep a state in a model that cannot have them."""
@@ -237,9 +266,13 @@ class ModelConfig:
 
     def first_layers(self, count: int) -> "ModelConfig":
         """Return the first ``count`` layers as a model without a cut."""
+
+        def kept(layers: Iterable[int]) -> tuple[int, ...]:
+            return tuple(layer for layer in layers if layer < count)
+
         experts = self.experts
         if experts is not None:
-            layers = tuple(layer for layer in experts.layers if layer < count)
+            layers = kept(experts.layers)
             experts = replace(experts, layers=layers) if layers else None
         linear = self.linear and self.linear.first_layers(count)
         return replace(
@@ -254,7 +287,9 @@ class ModelConfig:
             layer_intermediate_sizes=self.layer_intermediate_sizes[:count],
             experts=experts,
             linear=linear,
-            unrotated_layers=tuple(layer for layer in self.unrotated_layers if layer < count),
+            unrotated_layers=kept(self.unrotated_layers),
+            layers_without_mixer=kept(self.layers_without_mixer),
+            layers_without_mlp=kept(self.layers_without_mlp),
         )
 
     def rope_of(self, layer: int) -> RopeConfig:
@@ -301,8 +336,28 @@ class ModelConfig:
         """What a layer's scores are multiplied by before softmax."""
         return self.head_dim_of(layer) ** -0.5 if self.attention_scale is None else self.attention_scale
 
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer has attention or a state before its MLP, or alone."""
+        return layer not in self.layers_without_mixer
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts behind its mixer, or alone."""
+        return layer not in self.layers_without_mlp
+
+    @property
+    def mlp_inputs(self) -> tuple[str, ...]:
+        """The projections of an MLP, or of an expert, that read its input."""
+        return ("up",) if self.activation == "relu2" else ("gate", "up")
+
+    @property
+    def mlp_matrices(self) -> int:
+        """How many projections an MLP has."""
+        return len(self.mlp_inputs) + 1
+
     def intermediate_of(self, layer: int) -> int:
-        """The size of a layer's MLP."""
+        """The size of a layer's MLP; 0 where it has none."""
+        if not self.has_mlp(layer):
+            return 0
         return self.layer_intermediate_sizes[layer] if self.layer_intermediate_sizes else self.intermediate_size
 
     def kv_dim_of(self, layer: int) -> int:
@@ -310,7 +365,9 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim_of(layer)
 
     def q_dim_of(self, layer: int) -> int:
-        """Elements of one token's Q in a layer."""
+        """Elements of one token's Q in a layer; 0 where it has no mixer."""
+        if not self.has_mixer(layer):
+            return 0
         dim = self.latent.query_dim if self.latent else self.head_dim_of(layer)
         return self.num_heads * dim
 
@@ -322,6 +379,8 @@ class ModelConfig:
         """Elements that a layer's attention gives its output projection of one token."""
         if self.linear is not None and self.is_linear(layer):
             return self.linear.result_dim
+        if not self.has_mixer(layer):
+            return 0
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property
@@ -342,6 +401,12 @@ class ModelConfig:
     def q_dim(self) -> int:
         """Elements of one token's Q in a layer, where all have the same."""
         return self.q_dim_of(0)
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether the model may have a cut with a single input."""
+        has_fixed_states = self.linear is not None and not self.linear.may_be_above_a_cut
+        return not (has_fixed_states or self.layers_without_mixer or self.layers_without_mlp)
 
     @property
     def has_cut(self) -> bool:
@@ -373,9 +438,9 @@ class ModelConfig:
 
     @cached_property
     def owner_of_layer(self) -> tuple[int, ...]:
-        """For each layer, the layer whose K,V cache it reads; -1 for one that keeps a state and reads none."""
-        if self.linear is not None:
-            return hybrid_owner_table(self.num_layers, self.cut, self.group_size, self.linear.layers)
+        """For each layer, the layer whose K,V cache it reads; -1 for one that keeps a state, or has no mixer at all."""
+        if without := {*self.linear_layers, *self.layers_without_mixer}:
+            return hybrid_owner_table(self.num_layers, self.cut, self.group_size, without)
         return self.layer_owners or owner_table(self.num_layers, self.cut, self.group_size)
 
     @property

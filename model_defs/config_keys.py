@@ -36,12 +36,15 @@ def is_of_mtp(key: str) -> bool:
 _TRAINING, _HEADS = "for training only", "for classification heads"
 _OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
 _LOADING = "where the file came from, or who wrote it"
+_DRAWN = "how weights are drawn before training"
 _MAMBA = "read with layers of Mamba-2, in the families that have them; others are refused where a layer is one"
+_LEFT_OUT = "layers that predict more than one token are left out, and a note says so"
 _EXPERTS = "read with a mixture of experts; where enable_moe_block says whether there is one, that is fixed"
 IGNORED: Mapping[str, str] = {
     "attention_dropout": _TRAINING,
     "embd_pdrop": _TRAINING,
     "resid_pdrop": _TRAINING,
+    "hidden_dropout": _TRAINING,
     "initializer_range": _TRAINING,
     "router_aux_loss_coef": _TRAINING,
     "router_jitter_noise": _TRAINING,
@@ -72,8 +75,16 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys((f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand",
                      "chunk_size", "conv_bias", "proj_bias")), _MAMBA),
     "time_step_limit": _MAMBA,
+    "expand": "the number and the size of Mamba-2's heads are read in its place",
+    "chunk_size": _KERNELS,
+    "use_mamba_kernels": _KERNELS,
+    "moe_shared_expert_overlap": _KERNELS,
+    "mamba_ssm_cache_dtype": "states are always in float32",
+    "time_step_min": "transformers alone bounds steps by it, in prompts only, not in decode steps",
+    **dict.fromkeys(("time_step_max", "time_step_floor", "rescale_prenorm_residual"), _DRAWN),
+    **dict.fromkeys((f"mamba_dt_{name}" for name in ("min", "max", "init_floor")), _DRAWN),
     "num_global_key_value_heads": "read with attention_k_eq_v, which is fixed",
-    **dict.fromkeys(MTP_LAYERS, "layers that predict more than one token are left out, and a note says so"),
+    **dict.fromkeys((*MTP_LAYERS, "mtp_layers_block_type", "mtp_hybrid_override_pattern"), _LEFT_OUT),
     "pad_token_id": "sequences are packed and never padded",
 }  # fmt: skip
 """Why each of these keys changes nothing."""

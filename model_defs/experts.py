@@ -1,6 +1,6 @@
 """The sizes of a mixture of experts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,11 +111,15 @@ STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts
 """Tensors of all experts of a layer, as families store them that ``stacked`` says it of."""
 
 
-def experts_by_sigmoid(hf: Mapping[str, Any], count: int) -> Experts | None:
-    """Return a config.json's mixture, by default of ``count`` experts; None where no layer has one. Raises
+def experts_by_sigmoid(
+    hf: Mapping[str, Any], count: int, layers: Sequence[int] | None = None, shared_size: int = 0
+) -> Experts | None:
+    """Return a config.json's mixture, by default of ``count`` experts; None where no layer has one. It is in ``layers``
+    (default: behind the first ones that have none), and a shared expert of ``shared_size``, where that is not 0. Raises
     ModelError."""
-    num_layers = require_int(hf, "num_hidden_layers")
-    layers = range(optional_int(hf, "first_k_dense_replace", 0, minimum=0), num_layers)
+    if layers is None:
+        num_layers = require_int(hf, "num_hidden_layers")
+        layers = range(optional_int(hf, "first_k_dense_replace", 0, minimum=0), num_layers)
     if not layers:
         return None
     return Experts(
@@ -129,6 +133,7 @@ def experts_by_sigmoid(hf: Mapping[str, Any], count: int) -> Experts | None:
         num_groups=optional_int(hf, "n_group", 1),
         num_active_groups=optional_int(hf, "topk_group", 1),
         by_sigmoid=True,
+        shared_intermediate_size=shared_size,
     )
 
 

@@ -240,6 +240,9 @@ class LowerGraph(PositionedGraph):
             if self.head is not None and layer in self.head.layers:
                 streams[layer] = hidden
             block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
+            if not config.has_mixer(layer):
+                hidden = block.mlp(hidden)
+                continue
             if config.is_linear(layer):
                 hidden = block.mix(hidden, pools[config.state_pool_of(layer)], states)
                 continue

@@ -72,7 +72,7 @@ def _anchors(hf: Mapping[str, Any]) -> int:
     return require_int(hf, "num_anchor_tokens") if kind == BLIND else 0
 
 
-ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 """What config.json calls each activation."""
 
 

@@ -17,11 +17,11 @@ def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
     )
 
 
-def hybrid_owner_table(num_layers: int, cut: int, group_size: int, linear: Collection[int]) -> tuple[int, ...]:
-    """Return the same where ``linear`` layers have no cache: above ``cut`` groups are of the other layers alone."""
-    above = [layer for layer in range(cut, num_layers) if layer not in linear]
+def hybrid_owner_table(num_layers: int, cut: int, group_size: int, without: Collection[int]) -> tuple[int, ...]:
+    """Return the same where the layers ``without`` have no cache: above ``cut`` groups are of the others alone."""
+    above = [layer for layer in range(cut, num_layers) if layer not in without]
     owners = {layer: above[index // group_size * group_size] for index, layer in enumerate(above)}
-    return tuple(NO_OWNER if layer in linear else owners.get(layer, layer) for layer in range(num_layers))
+    return tuple(NO_OWNER if layer in without else owners.get(layer, layer) for layer in range(num_layers))
 
 
 def first_page(owner: int, num_pages: int, num_owners: int) -> int:

@@ -121,6 +121,15 @@ def gelu_gate(x: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """Return the squares of what is positive of ``x`` ``[…, n]``, 0 elsewhere."""
+    return F.relu(x).square()
+
+
+INNER = {"gelu_tanh": gelu_gate, "relu2": squared_relu}
+"""What makes of an MLP's first product what goes into its last, by activation; of ``silu`` the product itself does."""
+
+
 class Linear(nn.Linear):
     """A linear layer with what stands around it in a transformer, as ``plugins.packed_linear`` fuses it.
 
@@ -174,18 +183,20 @@ class ExpertLinear(nn.Module):
 class MixtureOfExperts(nn.Module):
     """A router and the MLPs that it chooses from, in place of one MLP."""
 
-    def __init__(self, hidden_size: int, experts: Experts) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self.num_active, self.normalize = experts.num_active, experts.normalize
-        count, inner = experts.num_experts, experts.intermediate_size
-        self.gate = experts.gate
+        hidden_size, count, inner = config.hidden_size, experts.num_experts, experts.intermediate_size
+        self.gate, self.act = experts.gate, INNER.get(config.activation)
+        inputs, is_fused = len(config.mlp_inputs), self.act is None
         self.has_bias = experts.bias
         self.router = Linear(hidden_size, count, False, float32_out=True, quantizes=False)
-        self.gate_up = ExpertLinear(count, hidden_size, 2 * inner, gated=self.gate is None and not self.has_bias)
+        gated = is_fused and self.gate is None and not self.has_bias
+        self.gate_up = ExpertLinear(count, hidden_size, inputs * inner, gated=gated)
         self.down = ExpertLinear(count, inner, hidden_size)
         if self.has_bias:
             self.router_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
-            self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner))
+            self.gate_up_bias = nn.Parameter(torch.empty(count, inputs * inner))
             self.down_bias = nn.Parameter(torch.empty(count, hidden_size))
         self.by_sigmoid = experts.by_sigmoid
         if self.by_sigmoid:
@@ -193,7 +204,7 @@ class MixtureOfExperts(nn.Module):
         self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
         self.has_shared, self.has_shared_gate = experts.num_shared > 0, experts.shared_gate
         if self.has_shared:
-            self.shared_gate_up = Linear(hidden_size, 2 * experts.shared_size, False, gated=True)
+            self.shared_gate_up = Linear(hidden_size, inputs * experts.shared_size, False, gated=is_fused)
             self.shared_down = Linear(experts.shared_size, hidden_size, False, float32_out=True, has_outliers=True)
         if self.has_shared_gate:
             self.shared_gate = Linear(hidden_size, 1, False, float32_out=True, quantizes=False)
@@ -212,7 +223,8 @@ class MixtureOfExperts(nn.Module):
         for index in range(1, self.num_active):
             total = total + weights[:, index, None] * parts[:, index]
         if self.has_shared:
-            shared = self.shared_down(self.shared_gate_up(x))
+            inner = self.shared_gate_up(x)
+            shared = self.shared_down(inner if self.act is None else self.act(inner))
             total = total + (shared * torch.sigmoid(self.shared_gate(x)) if self.has_shared_gate else shared)
         return (residual.float() + total).to(residual.dtype)
 
@@ -262,12 +274,15 @@ class MixtureOfExperts(nn.Module):
             return inner
         if self.has_bias:
             inner = inner + self.gate_up_bias[expert_ids]
+        if self.act is not None and self.gate is None:
+            return self.act(inner)
         gate, up = inner.chunk(2, dim=-1)
         return F.silu(gate) * up if self.gate is None else self.gate(gate, up)
 
 
 class Block(nn.Module):
-    """One transformer layer, split where its K and V come from.
+    """One transformer layer, split where its K and V come from; of a layer without a mixer ``mlp`` is all, and in one
+    without an MLP that gives what it gets.
 
     ``project_qkv`` and ``finish`` are the halves around the cache write, so that a layer below the cut writes its
     own K,V between them and a layer above the cut writes nothing.
@@ -281,15 +296,18 @@ class Block(nn.Module):
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
         self.has_own_kv = config.has_own_kv(layer)
-        self.input_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
-        self.add_projections(config, layer)
-        self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias and not config.is_linear(layer))
-        self.post_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
-        self.has_experts = config.has_experts(layer)
+        if config.has_mixer(layer):
+            self.input_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
+            self.add_projections(config, layer)
+            self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias and not config.is_linear(layer))
+        self.has_mlp, self.has_experts = config.has_mlp(layer), config.has_experts(layer)
+        if self.has_mlp:
+            self.post_norm = RMSNorm(hidden, config.stream_eps) if config.pre_norms else None
         if self.has_experts and config.experts is not None:
-            self.experts = MixtureOfExperts(hidden, config.experts)
-        else:
-            self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=config.activation == "silu")
+            self.experts = MixtureOfExperts(config, config.experts)
+        elif self.has_mlp:
+            self.act, rows = INNER.get(config.activation), len(config.mlp_inputs) * inner
+            self.gate_up = Linear(hidden, rows, config.mlp_bias, gated=self.act is None)
             self.down = Linear(inner, hidden, config.mlp_bias, has_outliers=True)
         self.branch_norms = config.branch_norms
         if self.branch_norms:
@@ -387,11 +405,13 @@ class Block(nn.Module):
 
     def mlp(self, hidden: Tensor) -> Tensor:
         """Return the residual stream behind the MLP or the experts."""
+        if not self.has_mlp:
+            return hidden
         if self.has_experts:
             return self.experts(hidden if self.post_norm is None else self.post_norm(hidden), hidden)
         inner = self.gate_up(hidden, self.post_norm)
-        if not self.gate_up.gated:
-            inner = gelu_gate(inner)
+        if self.act is not None:
+            inner = self.act(inner)
         if self.branch_norms:
             return hidden + self.down_norm(self.down(inner))
         return self.down(inner, residual=hidden)

@@ -38,12 +38,12 @@ class Mamba2(StateLayers):
                 raise ModelError(f"{name} of Mamba-2 is {getattr(self, name)}; it must be from 1 to {MAX_STATE}.")
         if self.num_heads % self.num_groups:
             raise ModelError(
-                f"mamba_n_heads ({self.num_heads}) must be a multiple of mamba_n_groups ({self.num_groups})."
+                f"The {self.num_heads} heads of Mamba-2 must be a multiple of its {self.num_groups} groups."
             )
         if self.conv_width < 2:
-            raise ModelError(f"mamba_d_conv is {self.conv_width}; it must be at least 2.")
+            raise ModelError(f"conv_width of Mamba-2 is {self.conv_width}; it must be at least 2.")
         if self.inner_dim < SMALLEST_DIM:
-            raise ModelError(f"mamba_n_heads * mamba_d_head is {self.inner_dim}; it must be at least {SMALLEST_DIM}.")
+            raise ModelError(f"The heads of Mamba-2 have {self.inner_dim} elements; they must have {SMALLEST_DIM}.")
         if any(math.prod(shape) > MAX_STATE for shape in self.row_shapes()):
             raise ModelError(f"A state of Mamba-2 has more than {MAX_STATE} numbers; config.json is damaged.")
 

@@ -86,6 +86,8 @@ def _cached(x: Tensor, stored: torch.dtype | None, scale: float | None) -> Tenso
 
 
 def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
+    if config.activation == "relu2":
+        return linear(F.relu(linear(x, f"{name}.up_proj")) ** 2, f"{name}.down_proj")
     gate, up = linear(x, f"{name}.gate_proj"), linear(x, f"{name}.up_proj")
     clamped = config.experts.gate if config.experts is not None and ".experts." in name else None
     if clamped is not None:
@@ -292,8 +294,29 @@ def reference_hidden(
             shared[owner] = _cached(k, k_dtype, k_scale), _cached(v, v_dtype, v_scale)
         sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
         masks = {"hidden": hidden_keys} if config.is_blind and layer >= config.cut else {}
-        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks, **masks)
-        return linear(mixed if gate is None else mixed * torch.sigmoid(gate), f"{attention}.o_proj")
+        result = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks, **masks)
+        return linear(result if gate is None else result * torch.sigmoid(gate), f"{attention}.o_proj")
+
+    def mixed(layer: int, owner: int, x: Tensor) -> Tensor:
+        """What the layer's attention or state adds, of the normed stream."""
+        if config.linear is None or not config.is_linear(layer):
+            return attended(layer, owner, x)
+        mixer = f"model.layers.{layer}.linear_attn"
+        if isinstance(config.linear, GatedConv):
+            result = gated_conv(linear, weights, x, mixer)
+        elif isinstance(config.linear, Mamba2):
+            result = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+        else:
+            above = single_input if layer >= config.cut and config.is_swiftkv else None
+            result = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
+        return linear(result, f"{mixer}.out_proj")
+
+    def mlp(layer: int, x: Tensor) -> Tensor:
+        """What the layer's MLP or experts add, of the normed stream."""
+        name = f"model.layers.{layer}.mlp"
+        if not config.has_experts(layer):
+            return _mlp(config, linear, x, name)
+        return _experts(config, linear, x, name, weights.get(f"{name}.gate.e_score_correction_bias"))
 
     embedded = weights["model.embed_tokens.weight"][input_ids]
     hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
@@ -306,29 +329,13 @@ def reference_hidden(
         states.append(hidden)
         if layer == config.cut and config.is_swiftkv:
             single_input = before(hidden, "model.norm_swiftkv")
-        x = before(hidden, f"{prefix}.input_layernorm")
-        if config.linear is not None and config.is_linear(layer):
-            mixer = f"{prefix}.linear_attn"
-            if isinstance(config.linear, GatedConv):
-                mixed = gated_conv(linear, weights, x, mixer)
-            elif isinstance(config.linear, Mamba2):
-                mixed = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
-            else:
-                above = single_input if layer >= config.cut and config.is_swiftkv else None
-                mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
-            mixed = linear(mixed, f"{mixer}.out_proj")
-        else:
-            mixed = attended(layer, owner, x)
         norms = config.layer_norms
-        hidden = hidden + branch(mixed, f"{prefix}.{norms.of_attention}")
-        x = before(hidden, f"{prefix}.{norms.before_mlp}")
-        if config.has_experts(layer):
-            added = _experts(
-                config, linear, x, f"{prefix}.mlp", weights.get(f"{prefix}.mlp.gate.e_score_correction_bias")
-            )
-        else:
-            added = _mlp(config, linear, x, f"{prefix}.mlp")
-        hidden = hidden + branch(added, f"{prefix}.{norms.of_mlp}")
+        if config.has_mixer(layer):
+            added = mixed(layer, owner, before(hidden, f"{prefix}.input_layernorm"))
+            hidden = hidden + branch(added, f"{prefix}.{norms.of_attention}")
+        if config.has_mlp(layer):
+            added = mlp(layer, before(hidden, f"{prefix}.{norms.before_mlp}"))
+            hidden = hidden + branch(added, f"{prefix}.{norms.of_mlp}")
         if config.per_layer_input:
             gate = F.gelu(linear(hidden, f"{prefix}.per_layer_input_gate"), approximate="tanh")
             projected = linear(gate * own_inputs[:, layer], f"{prefix}.per_layer_projection")

@@ -111,11 +111,11 @@ def _copied(name: str, source: Source) -> WeightSpec:
 
 
 def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
-    """Yield the router, and of all experts the fused gate and up projections and the projections down."""
+    """Yield the router, and of all experts the fused gate and up projections, or those up alone, and those down."""
     assert config.experts is not None
     hidden, inner, count = config.hidden_size, config.experts.intermediate_size, config.experts.num_experts
     yield from _linear(f"{name}.router", [(f"{source}.gate", count)], hidden, False)
-    parts = (("gate_up", ("gate", "up"), (inner, hidden)), ("down", ("down",), (hidden, inner)))
+    parts = (("gate_up", config.mlp_inputs, (inner, hidden)), ("down", ("down",), (hidden, inner)))
     for part, projections, shape in parts:
         names = [f"{source}.experts.{expert}.{one}_proj.weight" for expert in range(count) for one in projections]
         yield WeightSpec(f"{name}.{part}.weight", tuple(Source(each, shape) for each in names), count)
@@ -128,7 +128,7 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
         yield _copied(f"{name}.score_bias", Source(f"{source}.gate.e_score_correction_bias", (count,)))
     if shared := config.experts.shared_size:
         module = config.experts.shared_name(source)
-        gate_up = [(f"{module}.{one}_proj", shared) for one in ("gate", "up")]
+        gate_up = [(f"{module}.{one}_proj", shared) for one in config.mlp_inputs]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
         yield from _linear(f"{name}.shared_down", [(f"{module}.down_proj", hidden)], shared, False)
     if config.experts.shared_gate:
@@ -242,6 +242,33 @@ def parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dic
     return {**parts, "qkv": parts["q"] + parts["k"] + parts["v"]}
 
 
+def _mixer(config: ModelConfig, layer: int, name: str, source: str) -> Iterator[WeightSpec]:
+    """Yield what a layer has before its MLP, and the norms of what both add."""
+    hidden, attention = config.hidden_size, f"{source}.self_attn"
+    suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
+    if config.pre_norms:
+        yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
+    if config.linear is not None and config.is_linear(layer):
+        attention = f"{source}.linear_attn"
+        if isinstance(config.linear, GatedConv):
+            yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", 3 * config.linear.channels)], hidden, False)
+            yield _convolution(config.linear.row_shapes()[0], f"{name}.conv", f"{attention}.conv1d")
+        elif isinstance(config.linear, Mamba2):
+            yield from _mamba2(config.linear, hidden, name, attention)
+        else:
+            yield from _linear_attention(config, config.linear, layer, name, attention)
+    elif config.latent is None:
+        yield from _attention(config, layer, name, attention, suffix)
+    else:
+        yield from _latent_attention(config, config.latent, layer, name, attention, suffix)
+    attended = config.attended_dim_of(layer)
+    output, has_bias = ("out_proj", False) if config.is_linear(layer) else ("o_proj", config.output_bias)
+    yield from _linear(f"{name}.o", [(f"{attention}.{output}", hidden)], attended, has_bias)
+    if config.branch_norms:
+        yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
+        yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
+
+
 def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
     """Yield what a layer adds of its per-layer input, its scalar and its sinks."""
     if config.per_layer_input:
@@ -311,38 +338,18 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         yield _norm("per_layer.norm", "model.per_layer_projection_norm", width)
     for layer in range(config.num_layers):
         name, source = f"layers.{layer}", f"model.layers.{layer}"
-        attention = f"{source}.self_attn"
-        suffix, inner = "_swiftkv" if layer >= config.cut and config.is_swiftkv else "", config.intermediate_of(layer)
-        if config.pre_norms:
-            yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
-        if config.linear is not None and config.is_linear(layer):
-            attention = f"{source}.linear_attn"
-            if isinstance(config.linear, GatedConv):
-                yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", 3 * config.linear.channels)], hidden, False)
-                yield _convolution(config.linear.row_shapes()[0], f"{name}.conv", f"{attention}.conv1d")
-            elif isinstance(config.linear, Mamba2):
-                yield from _mamba2(config.linear, hidden, name, attention)
-            else:
-                yield from _linear_attention(config, config.linear, layer, name, attention)
-        elif config.latent is None:
-            yield from _attention(config, layer, name, attention, suffix)
-        else:
-            yield from _latent_attention(config, config.latent, layer, name, attention, suffix)
-        attended = config.attended_dim_of(layer)
-        output, has_bias = ("out_proj", False) if config.is_linear(layer) else ("o_proj", config.output_bias)
-        yield from _linear(f"{name}.o", [(f"{attention}.{output}", hidden)], attended, has_bias)
-        if config.branch_norms:
-            yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
-            yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
-        if config.pre_norms:
+        if config.has_mixer(layer):
+            yield from _mixer(config, layer, name, source)
+        if config.pre_norms and config.has_mlp(layer):
             yield _norm(f"{name}.post_norm", f"{source}.{config.layer_norms.before_mlp}", hidden)
         yield from _extras(config, name, source)
         if config.has_experts(layer):
             yield from _experts(config, f"{name}.experts", f"{source}.mlp")
-            continue
-        gate_up = [(f"{source}.mlp.gate_proj", inner), (f"{source}.mlp.up_proj", inner)]
-        yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)
-        yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)
+        elif config.has_mlp(layer):
+            inner = config.intermediate_of(layer)
+            gate_up = [(f"{source}.mlp.{one}_proj", inner) for one in config.mlp_inputs]
+            yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)
+            yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)
     if config.is_swiftkv:
         if config.pre_norms:
             yield _norm("single_input.norm", "model.norm_swiftkv", hidden)

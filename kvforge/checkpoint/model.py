@@ -80,7 +80,7 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 def check_is_rewired(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a family that has no SwiftKV form."""
     family = family_of(checkpoint.hf_config)
-    if family is not None and not (family.is_rewired and _may_be_cut(checkpoint)):
+    if family is not None and not (family.is_rewired and read_model_config(checkpoint).may_be_cut):
         raise _as_it_is(checkpoint, family, "rewire, distil or calibrate")
 
 
@@ -90,11 +90,6 @@ def check_is_trained(checkpoint: Checkpoint) -> None:
     family, experts = family_of(checkpoint.hf_config), read_model_config(checkpoint).experts
     if family is not None and not (family.is_trained and not (experts and experts.shared_is_mlp)):
         raise _as_it_is(checkpoint, family, "distil or calibrate")
-
-
-def _may_be_cut(checkpoint: Checkpoint) -> bool:
-    kind = read_model_config(checkpoint).linear
-    return kind is None or kind.may_be_above_a_cut
 
 
 def _as_it_is(checkpoint: Checkpoint, family: Family, verbs: str) -> CheckpointError:

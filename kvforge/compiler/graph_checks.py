@@ -18,6 +18,7 @@ from kvforge.kv_policies.registry import operators
 from model_defs import ModelConfig
 from model_defs.draft_head import DraftHead
 from model_defs.graphs import scales_by_owner
+from model_defs.kv_layout import NO_OWNER
 
 _LINEAR = "kvforge::packed_linear"
 _ALLOWED = {
@@ -134,7 +135,7 @@ def _check_cache(
     if inserted:
         _fail(graph, inserted[0], "changes a cache that no layer reads afterwards")
     layers = range(config.cut) if graph.name == "lower" else range(config.cut, config.num_layers)
-    expected_reads = [config.owner_of_layer[layer] for layer in layers if not config.is_linear(layer)]
+    expected_reads = [owner for layer in layers if (owner := config.owner_of_layer[layer]) != NO_OWNER]
     if reads != expected_reads or tuple(sorted(writes)) != graph.written:
         raise BuildError(
             f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "

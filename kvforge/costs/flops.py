@@ -127,10 +127,11 @@ def _token(model: ModelConfig, num_full_layers: int, keys: list[float], is_expan
 def _mlp(model: ModelConfig, layer: int) -> int:
     """FLOPs of a layer's MLP, or of the experts that a token goes to and of the choice among all."""
     if model.experts is None or not model.has_experts(layer):
-        return 6 * model.hidden_size * model.intermediate_of(layer)
+        return 2 * model.mlp_matrices * model.hidden_size * model.intermediate_of(layer)
     experts = model.experts
     inner = experts.intermediate_size * experts.num_active + experts.shared_size
-    return 6 * model.hidden_size * inner + 2 * model.hidden_size * (experts.num_experts + experts.shared_gate)
+    chosen = experts.num_experts + experts.shared_gate
+    return 2 * model.hidden_size * (model.mlp_matrices * inner + chosen)
 
 
 def _mixing(model: ModelConfig, layer: int, is_expanded: bool, keys: float) -> float:

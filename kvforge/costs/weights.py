@@ -101,10 +101,10 @@ def mlp_weights(model: ModelConfig, tokens: int | None = None) -> int:
     """Return the weights of all layers' MLPs, where there are experts of all, or of those that ``tokens`` choose, and
     what chooses among them."""
     dense = sum(model.intermediate_of(layer) for layer in range(model.num_layers) if not model.has_experts(layer))
-    found = 3 * model.hidden_size * dense + router_weights(model)
+    found = model.mlp_matrices * model.hidden_size * dense + router_weights(model)
     if model.experts:
         inner = experts_used(model.experts, tokens) * model.experts.intermediate_size + model.experts.shared_size
-        found += round(len(model.experts.layers) * inner * 3 * model.hidden_size)
+        found += round(len(model.experts.layers) * inner * model.mlp_matrices * model.hidden_size)
     return found
 
 
@@ -158,6 +158,7 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         mlps += [(count, model.experts.shared_size)] if model.experts.num_shared else []
     rank = model.latent.query_rank if model.latent else None
     kind = model.linear
+    inputs = len(model.mlp_inputs)
     projected = [
         kind.rounded_rows(i >= model.cut) if kind and model.is_linear(i) else rank or model.projected_q_dim_of(i)
         for i in layers
@@ -172,9 +173,9 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
         (len(layers), _padded_matrix(own, hidden, dtype)),
-        (len(layers), _padded_matrix(hidden, own, dtype) if own else (0, 0)),
+        (len(layers), _padded_matrix(hidden, own, dtype)),
         (1, _padded_matrix(len(layers) * own, hidden, dtype)),
-        *((2 * times, _padded_matrix(inner, hidden, dtype, _PANEL // 2)) for times, inner in mlps),
+        *((inputs * times, _padded_matrix(inner, hidden, dtype, _PANEL // inputs)) for times, inner in mlps),
         *((times, _padded_matrix(hidden, inner, dtype)) for times, inner in mlps),
         (1, _padded_matrix(model.vocab_size, hidden, dtype)),
     ]
@@ -199,6 +200,8 @@ def _padded_latent(model: ModelConfig, dtype: str) -> list[tuple[int, tuple[int,
 
 
 def _padded_matrix(outputs: int, inputs: int, dtype: str, panel: int = _PANEL) -> tuple[int, int]:
-    """Return the weights and the rows of a matrix with its padding."""
+    """Return the weights and the rows of a matrix with its padding; of one without inputs there is nothing."""
+    if not inputs:
+        return 0, 0
     rows, depth = -(-outputs // panel) * panel, -(-inputs // _DEPTH[dtype]) * _DEPTH[dtype]
     return rows * depth, rows

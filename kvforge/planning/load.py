@@ -135,7 +135,7 @@ def _from_config(file: Path, name: str) -> Subject:
 
 def _own(name: str, model: ModelConfig) -> Subject:
     """A model with a cut is shown as it is, one without at half its layers."""
-    if model.linear is not None and not model.linear.may_be_above_a_cut:
+    if not (model.may_be_cut or model.layer_owners):
         return Subject(name, model, (), (1,))
     if model.layer_owners:
         return Subject(name, model, (model.cut,), (1,))

@@ -16,6 +16,8 @@ LACKING = {
     "norm_offset": "offsets of norms",
     "activation": "gates other than SiLU",
     "local_rope": "rotations of windows alone",
+    "layers_without_mixer": "layers that are an MLP alone",
+    "layers_without_mlp": "layers without an MLP",
     "unrotated_layers": "layers without rotation",
     "attention_scale": "scales of scores",
     "query_growth": "scales of queries by their positions",

@@ -63,8 +63,7 @@ def measure_one(name: str, args: argparse.Namespace) -> Row:
     """Return the row of one model."""
     folder = args.folder.absolute() / name
     config = first_layers(name, args.layers)
-    kind = load_config(config).linear
-    may_have_cut = args.layers > 1 and (kind is None or kind.may_be_above_a_cut)
+    may_have_cut = args.layers > 1 and load_config(config).may_be_cut
     cut, group_size = (args.layers // 2, 2 if args.layers > 3 else 1) if may_have_cut else (None, 1)
     checkpoint = write_checkpoint(folder / "checkpoint", config, cut, group_size)
     plan, engine, start = planned(checkpoint), folder / "engine", time.perf_counter()

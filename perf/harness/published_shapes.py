@@ -101,13 +101,25 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
         "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 6.0,
         "tie_word_embeddings": True,
     },
+    # From memory, but for the numbers of layers, heads and experts and the hidden size, which its model card has.
+    "Nemotron-3-Nano-30B-A3B": {
+        "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 2688, "intermediate_size": 1856,
+        "num_hidden_layers": 52, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64,
+        "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 128,
+        "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "n_group": 1, "topk_group": 1, "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
     "DeepSeek-V3": {"n_routed_experts": 32},
     "Qwen3-Next-80B-A3B": {"num_experts": 64},
+    "Nemotron-3-Nano-30B-A3B": {"n_routed_experts": 32},
 }
-"""In place of 256 and 512, which are 2.8 and 3.0 GiB a layer."""
+"""In place of 256, 512 and 128, which are 2.8, 3.0 and 2.4 GiB a layer."""
 
 
 def first_layers(name: str, num_layers: int) -> dict[str, Any]:
@@ -118,6 +130,9 @@ def first_layers(name: str, num_layers: int) -> dict[str, Any]:
         if key in config:
             start = max(0, config[key].index("attention") + 1 - num_layers) if "attention" in config[key] else 0
             config[key] = config[key][start : start + num_layers]
+    if pattern := config.get("hybrid_override_pattern"):
+        end = max(num_layers, pattern.index("*") + 1)
+        config["hybrid_override_pattern"] = pattern[end - num_layers : end]
     if name == "DeepSeek-V3":
         config["first_k_dense_replace"] = min(2, num_layers - 1)
     if "full_attn_idxs" in config:

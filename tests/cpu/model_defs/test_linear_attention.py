@@ -36,14 +36,14 @@ from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_logits
 from perf.harness import published_shapes
-from tests.support.models.checkpoints import MAMBA, SMALL, load_weights, make_checkpoint
+from tests.support.models.checkpoints import MAMBA, SMALL, load_weights, make_checkpoint, own_fields
 from tests.support.models.logits import transformers_logits
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
-NEXT, DENSE, MOE, LFM, GRANITE, BAMBA = (
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba"),
+NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba", "nemotron_h"),
 )
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128)
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
@@ -96,6 +96,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_key_value_heads": 1, "tie_word_embeddings": True, "position_embedding_type": "nope"},
         },
     ),
+    "a mixer or an MLP alone": (NEMOTRON, {}),
+    "experts of one group, MLPs first and in a row": (
+        NEMOTRON,
+        {
+            "layer_types": ["mlp", "moe", "linear_attention", "full_attention", "linear_attention", "moe", "mlp"],
+            **{"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "num_experts_per_tok": 3},
+        },
+    ),
+    "a mixer or an MLP alone, odd sizes, biases": (
+        NEMOTRON,
+        {
+            "layer_types": ["full_attention", "full_attention", "linear_attention", "mlp", "linear_attention"],
+            **{"hidden_size": 72, "mamba_num_heads": 9, "n_groups": 3, "ssm_state_size": 7, "conv_kernel": 7},
+            **{"mamba_head_dim": 11, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10},
+            **{"mlp_bias": True, "layer_norm_epsilon": 1e-3},
+        },
+    ),
 }
 
 
@@ -126,7 +143,7 @@ def test_graphs_and_reference_equal_transformers(case: str, tmp_path: Path) -> N
         assert_near(logits(session, tokens, chunk), expected, rounding, chunk)
 
 
-@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM, GRANITE, BAMBA])
+@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON])
 def test_the_reference_is_transformers_in_float64(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both with every float32 of theirs as float64, so that nothing but the formulas is compared."""
     mamba = {**MAMBA, "num_local_experts": 8, "position_embedding_type": "rope"}
@@ -137,7 +154,8 @@ def test_the_reference_is_transformers_in_float64(family: str, tmp_path: Path, m
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch, "float", torch.float64)
     monkeypatch.setattr(torch, "float32", torch.float64)
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    if hasattr(model.model, "rotary_emb"):
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     with torch.no_grad():
         expected = model(tokens_of()[None]).logits[0]
     assert expected.dtype == torch.float64
@@ -246,6 +264,24 @@ def test_what_a_sequence_of_the_published_model_with_mamba_keeps() -> None:
     assert full_token(config, 0).attention == 36 * (5 * 128 * 3072 + 2 * 3072 + 2 * 4 * 3328)
 
 
+def test_what_a_sequence_of_the_published_model_of_lone_parts_keeps() -> None:
+    """Only layers with attention have K and V, and only those of Mamba-2 a state; no others cost either."""
+    config = load_config(published_shapes.PUBLISHED["Nemotron-3-Nano-30B-A3B"])
+    assert (len(config.owners), len(config.linear_layers), len(config.layers_without_mixer)) == (6, 23, 23)
+    assert {*config.owners, *config.linear_layers} == {*config.layers_without_mlp}
+    assert state_bytes(config, "bfloat16") == 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
+    assert kv_bytes(config, "bfloat16") == 6 * 2 * 2 * 128 * 2
+    short, long = (full_token(config, context) for context in (0, 1000))
+    assert long.attention - short.attention == 1000 * 6 * 4 * 32 * 128
+    assert short.attention == 23 * (5 * 128 * 4096 + 2 * 4096 + 2 * 4 * 6144)
+    assert short.mlp == 23 * 2 * 2688 * (2 * (6 * 1856 + 3712) + 128)
+    assert short.query_output == 2 * 2688 * (23 * (4096 + 6144 + 64 + 4096) + 6 * 2 * 4096)
+
+
+def of_layers(kinds: list[str]) -> dict[str, Any]:
+    return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+
+
 def test_a_plan_counts_states() -> None:
     config = load_config(PUBLISHED)
     work, fleet = PlannedWorkload(1000, 24), Fleet((200.0,))
@@ -269,6 +305,7 @@ def test_a_plan_counts_states() -> None:
         ("Qwen3-Next-80B-A3B", "cut 24 of 48", "qwen3_next (linear attention)"),
         ("LFM2-1.2B", None, "lfm2 (gated short convolutions)"),
         ("Granite-4.0-H-Tiny", None, "granitemoehybrid (Mamba-2)"),
+        ("Nemotron-3-Nano-30B-A3B", None, "nemotron_h (Mamba-2)"),
     ],
 )
 def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
@@ -282,7 +319,10 @@ def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
     assert f"--kv-policy h2o needs a cache that nothing else changes, but with {what}" in capsys.readouterr().err
     if not cut:
         assert main(["plan", "--model", str(tmp_path / "config.json"), "--cut", "4"]) == 1
-        assert "it has a cut, above which prompt tokens skip layers; take it without one." in capsys.readouterr().err
+        reason = (
+            "in a model with a cut" if name.startswith("Nemotron") else "it has a cut, above which prompt tokens skip"
+        )
+        assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -413,8 +453,8 @@ def test_unsupported_configurations_are_refused(fields: dict[str, Any], message:
         ({"layer_types": ["mamba", "conv", FULL, FULL]}, "it must say mamba or attention of each of the 4 layers"),
         ({"layers_block_type": ["attention"] * 4}, "layer_types and layers_block_type of config.json differ"),
         ({"mamba_d_head": 7}, "mamba_n_heads .4. times mamba_d_head .7. must be mamba_expand times hidden_size .128."),
-        ({"mamba_n_groups": 3}, "mamba_n_heads .4. must be a multiple of mamba_n_groups .3."),
-        ({"mamba_d_conv": 1}, "mamba_d_conv is 1; it must be at least 2"),
+        ({"mamba_n_groups": 3}, "The 4 heads of Mamba-2 must be a multiple of its 3 groups"),
+        ({"mamba_d_conv": 1}, "conv_width of Mamba-2 is 1; it must be at least 2"),
         ({"mamba_d_state": 2**22}, "more than 16777216 numbers"),
         ({"mamba_conv_bias": False}, "mamba_conv_bias False of granitemoehybrid is not supported"),
         ({"time_step_limit": [0.0, 0.1]}, "time_step_limit .0.0, 0.1. of granitemoehybrid is not supported"),
@@ -426,9 +466,80 @@ def test_unsupported_configurations_of_mamba_are_refused(fields: dict[str, Any],
         load_config({**SMALL, **MAMBA, "model_type": GRANITE, **fields})
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": None}, "config.json needs layers_block_type or layer_types or hybrid_override_pattern"),
+        ({"hybrid_override_pattern": "M*-|E"}, r"hybrid_override_pattern is 'M\*-|E' .* must say M, \*, -, E of each"),
+        (
+            {"layers_block_type": ["mamba", 3]},
+            r"layers_block_type is \['mamba', 3\] in config.json; it must say mamba, ",
+        ),
+        (
+            {"layers_block_type": "MM"},
+            "layers_block_type is 'MM' in config.json; it must say mamba, linear_attention, ",
+        ),
+        ({"hybrid_override_pattern": "ME*-"}, "layer_types and hybrid_override_pattern of config.json differ"),
+        ({"num_hidden_layers": 7}, "num_hidden_layers is 7 in config.json, but layer_types says what 4 layers are"),
+        (of_layers(["mlp", "mamba"]), "No layer of the model is of attention; at least one must be of it"),
+        (of_layers(["attention", "mlp"]), "No layer of the model is of mamba; at least one must be of it"),
+        ({"mlp_bias": True}, "mlp_bias is true in config.json, which is not supported in a model with experts"),
+        ({"n_groups": 3}, "The 4 heads of Mamba-2 must be a multiple of its 3 groups"),
+        ({"mamba_num_heads": 0}, "mamba_num_heads is 0 in config.json; it must be from 1"),
+        ({"mamba_num_heads": 2, "mamba_head_dim": 4}, "The heads of Mamba-2 have 8 elements; they must have 16"),
+        ({"conv_kernel": 1}, "conv_width of Mamba-2 is 1; it must be at least 2"),
+        ({"mamba_d_conv": 4}, "mamba_d_conv 4 of nemotron_h is not supported; it must be null"),
+        ({"moe_latent_size": 64}, "moe_latent_size 64 of nemotron_h is not supported; it must be null"),
+        ({"n_shared_experts": 2}, "n_shared_experts 2 of nemotron_h is not supported; it must be 1"),
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' of nemotron_h is not supported; it must be \"relu2\""),
+        ({"use_bias": True}, "use_bias True of nemotron_h is not supported"),
+        ({"attention_bias": True}, "attention_bias True of nemotron_h is not supported"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit .0.0, 0.1. of nemotron_h is not supported"),
+        ({"swiftkv": True, "num_key_value_layers": 2}, "nemotron_h models have no SwiftKV form"),
+    ],
+)
+def test_unsupported_configurations_of_lone_parts_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_config({**SMALL, **own_fields(NEMOTRON, SMALL), "model_type": NEMOTRON, **fields})
+
+
+def test_a_pattern_says_what_each_layer_is() -> None:
+    hf = {**SMALL, **own_fields(NEMOTRON, SMALL), "model_type": NEMOTRON}
+    del hf["num_hidden_layers"]
+    config = load_config({**hf, "layer_types": None, "hybrid_override_pattern": "M-*ME"})
+    assert config == load_config({**hf, "layer_types": ["mamba", "mlp", "attention", "linear_attention", "moe"]})
+    assert config.owner_of_layer == (-1, -1, 2, -1, -1) and config.linear_layers == (0, 3)
+    assert config.experts is not None and config.experts.layers == (4,)
+    first = config.first_layers(3)
+    assert (first.layers_without_mixer, first.layers_without_mlp, first.experts) == ((1,), (0, 2), None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers_without_mixer": (0, 1)},
+        {"layers_without_mlp": (0, 1, 2)},
+        {"layers_without_mixer": (1, 9)},
+        {"layers_without_mlp": (2, 0)},
+        {"layers_without_mixer": (1, 2), "layers_without_mlp": (0, 2)},
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    """A state without its mixer, experts without their MLP, a layer that is not there, an order, and nothing at all."""
+    config = load_config({**SMALL, **own_fields(NEMOTRON, SMALL), "model_type": NEMOTRON})
+    assert (config.layers_without_mixer, config.layers_without_mlp) == ((1, 2), (0, 3))
+    with pytest.raises(ModelError, match="The parts of the model's layers do not fit each other"):
+        dataclasses.replace(config, **changes)
+    with pytest.raises(ModelError, match="not supported in a model with a cut or with caches that layers share"):
+        dataclasses.replace(config, cut=2)
+
+
 def test_what_of_a_family_with_mamba_is_neither_rewired_nor_trained(tmp_path: Path) -> None:
     hybrid = open_model(make_checkpoint(tmp_path / "hybrid", GRANITE, **MAMBA))
     experts = open_model(make_checkpoint(tmp_path / "experts", GRANITE, num_local_experts=8))
+    lone = open_model(make_checkpoint(tmp_path / "lone", NEMOTRON))
+    with pytest.raises(CheckpointError, match=f"type {NEMOTRON}, which kvforge does not rewire, distil or calibrate"):
+        check_is_rewired(lone)
     for checkpoint, check, verbs in (
         (hybrid, check_is_rewired, "rewire, distil or calibrate"),
         (hybrid, check_is_trained, "rewire, distil or calibrate"),
@@ -440,8 +551,10 @@ def test_what_of_a_family_with_mamba_is_neither_rewired_nor_trained(tmp_path: Pa
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int4"}, {"dtype": "bfloat16", "weight_dtype": "int4"}])
-def test_exported_graphs_with_mamba_pass_the_verifier(options: dict[str, Any]) -> None:
-    model = load_config({**SMALL, **MAMBA, "model_type": GRANITE})
+@pytest.mark.parametrize("family", [GRANITE, NEMOTRON])
+def test_exported_graphs_with_mamba_pass_the_verifier(family: str, options: dict[str, Any]) -> None:
+    own = MAMBA if family == GRANITE else own_fields(family, SMALL)
+    model = load_config({**SMALL, **own, "model_type": family})
     resolved = resolve(dataclasses.replace(OPTIONS, **options), model, "F32")
     for export in (export_lower, export_upper):
         verify(export(model, resolved), model, resolved)

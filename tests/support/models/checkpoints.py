@@ -86,6 +86,13 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"layer_types": None, "full_attn_idxs": [fields["num_hidden_layers"] - 1]}
     if "attn_layer_indices" in families()[family].reads:
         return {"attn_layer_indices": [fields["num_hidden_layers"] - 1], "mamba_n_heads": 4, "mamba_d_state": 20}
+    if "hybrid_override_pattern" in families()[family].reads:
+        between = (["moe", "mlp"] * fields["num_hidden_layers"])[: fields["num_hidden_layers"] - 2]
+        return {
+            "layer_types": ["linear_attention", *between, "full_attention"],
+            **{"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 20, "n_shared_experts": 1},
+            **{"moe_shared_expert_intermediate_size": 40, "time_step_min": 1e-30},
+        }
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {
