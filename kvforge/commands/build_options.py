@@ -89,8 +89,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         "calibration": {
             "metavar": "TEXT",
             "help": "what int8 and int4 weights are rounded by: a UTF-8 text, package (the text that comes with "
-            "kvforge), none (to the nearest) or auto: package for int4 weights of up to 2 billion parameters, "
-            "else none (default: auto)",
+            "kvforge), none (to the nearest) or auto: package for int8 weights of models of up to 500 million "
+            "parameters and int4 weights of up to 2 billion, else none (default: auto)",
         },
     }  # fmt: skip
 

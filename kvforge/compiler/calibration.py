@@ -18,11 +18,12 @@ from model_defs import ModelConfig
 from model_defs.weights import weight_specs
 
 AUTO, NONE, PACKAGE = "auto", "none", "package"
-"""What an option may be besides the path of a text: the package's for int4 weights of a model that is not too large
-and whose layers above a cut keep no state."""
+"""What an option may be besides the path of a text: the package's for a model that is not too large and whose layers
+above a cut keep no state."""
 
-MAX_AUTOMATIC_PARAMETERS = 2 * 10**9
-"""Beyond, rounding by a text takes many minutes on a few cores, and is done where it is asked for."""
+MAX_AUTOMATIC_PARAMETERS = {"int8": 5 * 10**8, **dict.fromkeys(INT4_WEIGHTS, 2 * 10**9)}
+"""Beyond, rounding by a text takes minutes on a few cores for what little int8 loses, and many minutes for int4, and is
+done where it is asked for."""
 
 NUM_SAMPLES, NUM_TOKENS = 8, 512
 
@@ -53,8 +54,7 @@ class Calibration:
 
 def may_calibrate(options: BuildOptions) -> bool:
     """Return whether an engine with these options can be rounded by a text."""
-    is_wanted = options.weight_dtype in INT4_WEIGHTS if options.calibration == AUTO else options.calibration != NONE
-    return is_wanted and options.weight_dtype in QUANTIZED_WEIGHT_BYTES
+    return options.calibration != NONE and options.weight_dtype in QUANTIZED_WEIGHT_BYTES
 
 
 def check_calibration(options: BuildOptions) -> None:
@@ -79,7 +79,7 @@ def calibration_of(
     if not may_calibrate(options):
         return None
     keeps_codes = resolved.quantized_weights in INT4_WEIGHTS and has_codes(checkpoint, config)
-    is_too_large = _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS
+    is_too_large = _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS[options.weight_dtype]
     if options.calibration == AUTO and (keeps_codes or is_too_large or config.upper_linear):
         return None
     if config.upper_linear:
@@ -92,21 +92,28 @@ def calibration_of(
             f"{checkpoint.path} has weights in 4 bits already, which an int4 engine keeps as they are; leave "
             "--calibration out."
         )
-    own = text_hash(options.calibration)
-    text = PACKAGE_TEXT if own is None else Path(options.calibration)
+    text = _text(options)
+    name = PACKAGE if text == PACKAGE_TEXT else _hash(text)
     num_tokens = min(NUM_TOKENS, config.max_position)
     samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
-    return Calibration(samples, own or PACKAGE)
+    return Calibration(samples, name)
 
 
-def text_hash(calibration: str) -> str | None:
-    """Return the SHA-256 of the user's text; None where there is none. Raises KvforgeError where it cannot be read."""
-    if calibration in (AUTO, NONE, PACKAGE):
-        return None
+def text_hash(options: BuildOptions) -> str | None:
+    """Return the SHA-256 of the text that the weights of an engine with these options may be rounded by; None where
+    there is none. Raises KvforgeError where it cannot be read."""
+    return _hash(_text(options)) if may_calibrate(options) else None
+
+
+def _text(options: BuildOptions) -> Path:
+    return PACKAGE_TEXT if options.calibration in (AUTO, PACKAGE) else Path(options.calibration)
+
+
+def _hash(text: Path) -> str:
     try:
-        return hashlib.sha256(Path(calibration).read_bytes()).hexdigest()
+        return hashlib.sha256(text.read_bytes()).hexdigest()
     except OSError as error:
-        raise KvforgeError(f"The calibration text {calibration} cannot be read ({error.strerror}).") from None
+        raise KvforgeError(f"The calibration text {text} cannot be read ({error.strerror}).") from None
 
 
 def _num_parameters(config: ModelConfig) -> int:

@@ -52,6 +52,7 @@ def round_by_text(
     plugins.load_library()
     packed_dtype = options.packed_dtype
     assert packed_dtype is not None
+    config = replace(config, kv_scorer=None)  # of another checkpoint, and never rounded
     with torch.device("meta"):
         lower, upper = LowerGraph(config), UpperGraph(config)
         early_exit = EarlyExitGraph(config) if config.early_exit else None
@@ -152,8 +153,9 @@ class _Pass:
         if not len(rows):
             return packed_tensors(weight, layer, self._packed_dtype), weight
         rotated, dtype = is_rotated(layer, self._packed_dtype), dtype_of_packed(layer, self._packed_dtype)
-        weight, rows = (rotated_rows(weight), rotated_rows(rows)) if rotated else (weight, rows)
         moments = rows.T @ rows
+        if rotated:  # the rotation is symmetric
+            weight, moments = rotated_rows(weight), rotated_rows(rotated_rows(moments).T)
         if not moments.diagonal().isfinite().all():
             raise CheckpointError(
                 f"The calibration text makes inputs of {name} that are not finite; correct the checkpoint, or give "

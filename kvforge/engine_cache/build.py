@@ -70,7 +70,7 @@ def cached_engine(
             content,
             options,
             None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder),
-            text_hash(options.calibration),
+            text_hash(options),
             _content_of_draft_head(path, options, folder),
             _content_of_scorer(path, options, folder),
         )

@@ -5,6 +5,7 @@ go together: with H the sum of x xᵀ over inputs x, the rows of the upper Chole
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,11 +18,20 @@ from plugins.packed_linear.int8 import ByteCodes
 DAMPING = 0.01
 """Of the mean of H's diagonal, added to it: inputs that go together exactly have no inverse."""
 
-_COLUMNS_AT_ONCE = 128
-"""Of a weight without groups, that take back what they leave before the others do."""
 
-Levels = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Of a column ``[N]``, the whole numbers that its elements become and the values of these."""
+@dataclass(frozen=True)
+class _Levels:
+    """What the elements of columns become: whole multiples of ``scale``, from ``lowest`` to ``highest``, each ``[N]``;
+    0 where the scale is 0."""
+
+    scale: Tensor
+    lowest: Tensor
+    highest: Tensor
+
+    @classmethod
+    def of_codes(cls, scale: Tensor, zero: Tensor) -> "_Levels":
+        """Those whose codes are 0 to 15 with this zero point."""
+        return cls(scale, -zero, LARGEST_CODE - zero)
 
 
 def round_by_inputs(weight: Tensor, moments: Tensor) -> SteppedCodes:
@@ -33,12 +43,12 @@ def round_by_inputs(weight: Tensor, moments: Tensor) -> SteppedCodes:
     """
     step, found = half_scales_of_steps(weight), []
 
-    def begin(group: Tensor) -> Levels:
+    def begin(group: Tensor) -> _Levels:
         steps = round_in_steps(group, step).steps
         found.append(steps)
-        return _levels((steps * step[:, None])[:, 0], torch.full_like(step, MIDDLE))
+        return _Levels.of_codes((steps * step[:, None])[:, 0], torch.full_like(step, MIDDLE))
 
-    levels = _round_columns(weight, moments, GROUP_DEPTH, begin)
+    levels = _round_columns(weight, moments, begin)
     return SteppedCodes((levels + MIDDLE).to(torch.uint8), torch.cat(found, dim=1), step)
 
 
@@ -47,13 +57,13 @@ def round_to_codes_by_inputs(weight: Tensor, moments: Tensor, zero_points: bool 
     gives each group as the columns before it left it."""
     found: list[Codes] = []
 
-    def begin(group: Tensor) -> Levels:
+    def begin(group: Tensor) -> _Levels:
         found.append(round_to_codes(group, zero_points))
         zeros = found[-1].with_zeros().zeros
         assert zeros is not None
-        return _levels(found[-1].scales[:, 0], zeros[:, 0].float())
+        return _Levels.of_codes(found[-1].scales[:, 0], zeros[:, 0].float())
 
-    levels = _round_columns(weight, moments, GROUP_DEPTH, begin)
+    levels = _round_columns(weight, moments, begin)
     scales = torch.cat([codes.scales for codes in found], dim=1)
     if not zero_points:
         return Codes((levels + MIDDLE).to(torch.uint8), scales)
@@ -64,48 +74,41 @@ def round_to_codes_by_inputs(weight: Tensor, moments: Tensor, zero_points: bool 
 
 def round_to_bytes_by_inputs(weight: Tensor, moments: Tensor) -> ByteCodes:
     """The same as int8, with the scale of each output that packing gives it: max|w| / 127."""
-    scale, largest = dynamic_scale(weight, torch.int8), LARGEST[torch.int8]
-
-    def nearest(column: Tensor) -> tuple[Tensor, Tensor]:
-        level = (column / scale).round().clamp(-largest, largest)
-        return level, level * scale
-
-    levels = _round_columns(weight, moments, _COLUMNS_AT_ONCE, lambda _: nearest)
+    scale = dynamic_scale(weight, torch.int8)
+    largest = torch.full_like(scale, LARGEST[torch.int8])
+    levels = _round_columns(weight, moments, lambda _: _Levels(scale, -largest, largest))
     return ByteCodes(levels.to(torch.int8), scale)
 
 
-def _levels(scale: Tensor, zero: Tensor) -> Levels:
-    """Whole multiples of ``scale`` ``[N]`` whose codes are 0 to 15 with this zero point ``[N]``; 0 where it is 0."""
-
-    def nearest(column: Tensor) -> tuple[Tensor, Tensor]:
-        level = (column / scale).nan_to_num(0.0, 0.0, 0.0).round()
-        level = torch.minimum(torch.maximum(level, -zero), LARGEST_CODE - zero)
-        return level, level * scale
-
-    return nearest
-
-
-def _round_columns(weight: Tensor, moments: Tensor, depth: int, begin: Callable[[Tensor], Levels]) -> Tensor:
-    """Return the whole numbers of all columns, float32 ``[N, K]``; ``begin`` is given each ``depth`` columns as those
-    before them left them."""
-    rest, factor, levels = weight.float().clone(), _inverse_factor(moments), torch.empty(weight.shape)
-    for first in range(0, weight.shape[1], depth):
-        last = min(first + depth, weight.shape[1])
-        group = rest[:, first:last].T.contiguous()  # columns lie together
-        nearest, errors = begin(rest[:, first:last].contiguous()), torch.empty_like(group)
-        for index, column in enumerate(range(first, last)):
-            levels[:, column], value = nearest(group[index])
-            errors[index] = (group[index] - value) / factor[column, column]
-            group[index + 1 :] -= torch.outer(factor[column, column + 1 : last], errors[index])
-        rest[:, last:] -= errors.T @ factor[first:last, last:]
-    return levels
+def _round_columns(weight: Tensor, moments: Tensor, begin: Callable[[Tensor], _Levels]) -> Tensor:
+    """Return the whole numbers of all columns, float32 ``[N, K]``; ``begin`` is given each 32 columns as those before
+    them left them."""
+    factor = _inverse_factor(moments)
+    factor /= factor.diagonal()[:, None].clone()
+    rest = weight.float().T.clone(memory_format=torch.contiguous_format)  # columns lie together
+    for first in range(0, len(rest), GROUP_DEPTH):
+        last = min(first + GROUP_DEPTH, len(rest))
+        group, levels = rest[first:last], begin(rest[first:last].T.contiguous())
+        scale = torch.where(levels.scale == 0, 1.0, levels.scale)
+        lowest, highest = (x * (levels.scale != 0) for x in (levels.lowest, levels.highest))
+        group /= scale
+        errors = torch.zeros_like(group)
+        for column, shares, error in zip(group, factor[first:last, first:last].T.contiguous(), errors, strict=True):
+            left = torch.addmv(column, errors.T, shares, alpha=-1)  # of columns that follow, errors are still 0
+            torch.clamp(left.round(), lowest, highest, out=column)
+            torch.sub(left, column, out=error)
+        rest[last:].addmm_(factor[first:last, last:].T, errors.mul_(scale), alpha=-1)
+    return rest.T
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped moments, float32 ``[K, K]``."""
+    """The upper Cholesky factor of the inverse of the damped moments, float32 ``[K, K]``.
+
+    It is the inverse of the upper factor R of H = R Rᵀ, which is the lower one of H with its rows and columns in the
+    opposite order."""
     damped = moments.double().clone()
     diagonal = damped.diagonal()
     diagonal += DAMPING * diagonal.mean()
     diagonal[diagonal == 0] = 1.0  # no input was ever other than zero
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    upper = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
+    return torch.linalg.solve_triangular(upper, torch.eye(len(upper), dtype=torch.double), upper=True).float()

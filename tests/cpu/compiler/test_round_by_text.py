@@ -138,7 +138,7 @@ def test_inputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 def test_which_text_an_engine_is_rounded_by(tmp_path: Path) -> None:
-    """int4 by the package's unless told otherwise, int8 where asked for, nothing else."""
+    """By the package's unless told otherwise, where weights are rounded."""
     path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, dtype=torch.bfloat16)
     own = tmp_path / "text"
     own.write_text(PACKAGE_TEXT.read_text())
@@ -155,13 +155,24 @@ def test_which_text_an_engine_is_rounded_by(tmp_path: Path) -> None:
             names[weights, calibration] = None if found is None else found.name
             assert found is None or (len(found.samples), len(found.samples[0])) == (8, 512)
     for weights in ("int8", "int4", "int4_scales", "int4_zeros"):
-        assert names[weights, "auto"] == (None if weights == "int8" else PACKAGE)
-        assert names[weights, "none"] is None and names[weights, "package"] == PACKAGE
+        assert names[weights, "none"] is None and names[weights, "auto"] == names[weights, "package"] == PACKAGE
         assert len(names[weights, str(own)] or "") == 64
     own.write_text("short")
     options = BuildOptions(weight_dtype="int4", calibration=str(own), page_size=8)
     with pytest.raises(KvforgeError, match="has 5 tokens and one sample needs 512"):
         calibration_of(options, resolve_of(path, options), *opened(path))
+
+
+def test_larger_models_are_rounded_by_a_text_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """int8's bound is the lower one."""
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, dtype=torch.bfloat16)
+    size = sum(spec.num_parameters for spec in weight_specs(opened(path)[0]))
+    monkeypatch.setattr("kvforge.compiler.calibration.MAX_AUTOMATIC_PARAMETERS", {"int8": size - 1, "int4": size})
+    for weights, calibration, is_found in (("int8", "auto", False), ("int8", "package", True), ("int4", "auto", True)):
+        options = BuildOptions(weight_dtype=weights, calibration=calibration, page_size=8)
+        assert (calibration_of(options, resolve_of(path, options), *opened(path)) is not None) == is_found
 
 
 def test_codes_of_a_checkpoint_are_not_rounded_again(tmp_path: Path) -> None:

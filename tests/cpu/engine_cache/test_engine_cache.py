@@ -127,6 +127,20 @@ def test_another_draft_head_is_another_engine(folder: Path, tmp_path: Path, monk
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_another_text_that_weights_are_rounded_by_is_another_engine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the package's text became another. Without rounding there is none."""
+    monkeypatch.setattr(cache_build, "build_engine", lambda checkpoint, output, options, **progress: output.mkdir())
+    checkpoint, keys, text = make_checkpoint(tmp_path / "base"), [], tmp_path / "text"
+    monkeypatch.setattr("kvforge.compiler.calibration.PACKAGE_TEXT", text)
+    for content in ("one", "one", "two"):
+        text.write_text(content)
+        for weights in ("int8", "auto"):
+            keys.append(cached_engine(checkpoint, BuildOptions(weight_dtype=weights), folder=folder).key)
+    assert keys[0] == keys[2] != keys[4] and keys[1] == keys[3] == keys[5]
+
+
 def test_a_checkpoint_is_hashed_once(
     checkpoint: Path, folder: Path, builds: list[BuildOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

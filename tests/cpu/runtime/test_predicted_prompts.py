@@ -195,7 +195,7 @@ def test_the_options_of_a_command_line() -> None:
     "options",
     [
         {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "weight_dtype": "int8"},
+        {"dtype": "bfloat16", "weight_dtype": "int8", "calibration": "none"},
         {"dtype": "bfloat16", "weight_dtype": "int4", "calibration": "none"},
         {"dtype": "bfloat16", "kv_dtype": "int8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
