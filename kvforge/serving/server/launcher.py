@@ -57,6 +57,7 @@ from kvforge.serving.server.options import ServerOptions
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 from kvforge.serving.server.start_errors import PortTakenError, StartBrokeOffError, StartCancelled, did_not_start
+from kvforge.serving.server.stub_waits import with_stub_waits
 from kvforge.serving.server.triton_addresses import FRONTENDS, address_arguments
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
@@ -185,9 +186,10 @@ class TritonServer:
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
             materialise(run_dir / "models", self.engine_dir, max_batch_size, self.options)
             backends = triton.make_backend_dir(run_dir / "backends")
+            resources = ServerResources(os.getpid(), run_dir, self._shm_prefix)
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],
-                env=triton.environment() | ServerResources(os.getpid(), run_dir, self._shm_prefix).environment(),
+                env=with_stub_waits(triton.environment() | resources.environment(), run_dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

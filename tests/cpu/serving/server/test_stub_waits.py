@@ -1,0 +1,83 @@
+"""What is preloaded into tritonserver: a model's process that is only slow keeps its request, all other waits end."""
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvforge.serving.server import stub_waits
+from kvforge.serving.server.stub_waits import PRELOAD, with_stub_waits
+
+CALLER = Path(__file__).resolve().parents[3] / "support" / "serving" / "semaphore_caller.cpp"
+PYTHON_BACKEND = "libtriton_python.so"
+PROGRAM = """
+import ctypes, json, os, subprocess, sys, threading
+caller, child, posts = sys.argv[1:]
+library = ctypes.CDLL(caller)
+running = subprocess.Popen([sys.executable, "-c", "input()" if child == "lives" else ""], stdin=subprocess.PIPE)
+if child == "ends":
+    os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+if posts == "posts":
+    threading.Timer(1.5, library.post_it).start()
+print(json.dumps([library.wait_for_it(), os.environ.get("LD_PRELOAD")]))
+running.kill()
+"""
+
+
+@pytest.fixture(scope="module")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("callers")
+    for name in (PYTHON_BACKEND, "libother.so"):
+        subprocess.run(["g++", "-shared", "-fPIC", "-o", folder / name, CALLER], check=True)
+    return folder
+
+
+def waited(environment: dict[str, str], *arguments: object) -> tuple[int, str | None]:
+    """What the wait gave, and what children of the process are given to preload."""
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    status, preload = json.loads(result.stdout)
+    return status, preload
+
+
+def without_preload() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != PRELOAD}
+
+
+def test_a_process_that_lives_is_waited_for(callers: Path, tmp_path: Path) -> None:
+    environment = with_stub_waits(without_preload(), tmp_path)
+    backend = callers / PYTHON_BACKEND
+    assert waited(environment, backend, "lives", "posts") == (0, None)
+    assert waited(environment, backend, "ends", "nothing") == (errno.ETIMEDOUT, None)
+    assert waited(environment, callers / "libother.so", "lives", "nothing") == (errno.ETIMEDOUT, None)
+    assert waited(without_preload(), backend, "lives", "posts") == (errno.ETIMEDOUT, None)
+
+
+def test_patience_has_an_end(callers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stub_waits, "HUNG_AFTER_S", 2.0)
+    environment = with_stub_waits(without_preload(), tmp_path)
+    assert waited(environment, callers / PYTHON_BACKEND, "lives", "nothing") == (errno.ETIMEDOUT, None)
+
+
+def test_what_else_is_preloaded_stays(callers: Path, tmp_path: Path) -> None:
+    others = f"{callers / 'libother.so'}:/nowhere.so"
+    environment = with_stub_waits({**without_preload(), PRELOAD: others}, tmp_path)
+    assert environment[PRELOAD] == f"{tmp_path / 'stub_waits.so'}:{others}"
+    assert waited(environment, callers / PYTHON_BACKEND, "lives", "posts") == (0, others)
+
+
+def test_without_a_compiler_tritonserver_starts_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.INFO):
+        assert with_stub_waits({"A": "b"}, tmp_path) == {"A": "b"}
+    assert "there is no 'no-such-compiler'" in caplog.text
+    monkeypatch.setenv("CXX", "false")
+    assert with_stub_waits({"A": "b"}, tmp_path) == {"A": "b"}
+    assert "stub_waits.cpp did not compile (no message)" in caplog.text
