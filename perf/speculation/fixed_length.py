@@ -14,6 +14,11 @@ from kvforge.runtime.speculation.drafting import Drafting
 class FixedLength(DraftLength):
     """As many drafts as there is room for, whether they pay or not."""
 
+    @property
+    def pays_for_prompts(self) -> bool:
+        """True."""
+        return True
+
     def is_due(self, num_sequences: int) -> bool:
         """Return True."""
         return True

@@ -27,6 +27,7 @@ from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation import drafting
 from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.step import head_draft
 from perf.harness.engines import tokenizer_of
 from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place, seed
 from perf.speculation.agents import records, tool_calls
@@ -142,7 +143,7 @@ def make_report(args: argparse.Namespace) -> Report:
 
 def report_of(args: argparse.Namespace, configs: Configs, requests_at: Callable[[float], Requests]) -> Report:
     """Measure these drafters so on the requests of each temperature."""
-    drafting.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
+    drafting.time = head_draft.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
     session, rows = load_session(args.engine, load_manifest(args.engine)), []
     for temperature in (0.0, 0.8):
         requests = requests_at(temperature)

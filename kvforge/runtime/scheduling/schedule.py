@@ -19,7 +19,8 @@ class Schedule:
     over the next tokens, before the model itself computes anything; where it then has the whole prompt, the runner may
     note the ``importance`` of each of its tokens. ``state_writes`` are rows for the states behind some of a chunk's
     tokens and drafts, by their place in it. While sequences are admitted, ``num_reserved`` pages are kept for those
-    that run. Unless the step ``notes_decodes``, a draft head notes prompts alone.
+    that run. Unless the step ``notes_decodes``, a draft head notes prompts alone; unless it ``notes_prompts``, none
+    that begins. ``note_seconds`` is how long entries took it behind the step.
     """
 
     budget: int
@@ -35,6 +36,8 @@ class Schedule:
     num_preempted: int = 0
     num_reserved: int = 0
     notes_decodes: bool = True
+    notes_prompts: bool = True
+    note_seconds: float = 0.0
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills or self.probes or self.predictions)

@@ -1,8 +1,10 @@
 """What drafting may still lose: it lives on what it has gained, and on a small share of the time without it."""
 
+import math
+
 FIRST, ENOUGH = 0.5, 0.25
 """Balance to begin with, and from which drafting is tried again."""
-MIN_STEPS, MAX_STEPS = -1.0, 2.0
+MIN_STEPS, MAX_STEPS = -2.0, 2.0
 """So many steps without drafting always suffice, and so soon it ends where it no longer pays."""
 SHARE = 0.01
 """Of the time without drafting: what is spent on trying it."""
@@ -20,11 +22,18 @@ class Balance:
         self.is_open = True
         self._steps = FIRST
 
-    def add_drafting(self, gained: float) -> None:
-        """A step with drafting was worth so many plain steps more than it took."""
-        self._steps = min(max(self._steps + gained, MIN_STEPS), MAX_STEPS)
+    @property
+    def num_closed(self) -> int:
+        """So many steps more go without drafting."""
+        return 0 if self.is_open else max(math.ceil((ENOUGH - self._steps) / SHARE - 1e-6), 1)
+
+    def add_drafting(self, gained: float) -> float:
+        """A step with drafting was worth so many plain steps more than it took; returns what is not kept of them."""
+        steps = self._steps + gained
+        self._steps = min(max(steps, MIN_STEPS), MAX_STEPS)
         if self._steps <= 0:
             self.is_open = False
+        return max(steps - MAX_STEPS, 0.0)
 
     def add_plain(self, num_steps: int = 1) -> None:
         """Steps went without drafting."""

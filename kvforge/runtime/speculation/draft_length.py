@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.balance import Balance
+from kvforge.runtime.speculation.prompt_credit import PromptCredit
 from kvforge.runtime.speculation.step_cost import MAX_RATIO, StepCost
 
 DECAY = 0.8
@@ -46,10 +47,10 @@ class DraftLength:
 
     A draft of L tokens, each right with probability a once those before it are, gives (1 - a^(L+1)) / (1 - a) tokens
     (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a, in whose place come the chances that
-    a draft has of its own (``Draft.chances``); times come from ``StepCost``, for
-    the present number of sequences. Whether to draft at all is decided by what came of it (``Balance``, one for each
-    number of sequences), with all that trying costs. Where no length is expected to pay, ``PROBE`` drafts of one
-    sequence are tried, another every time. Deterministic given what it is told.
+    a draft has of its own (``Draft.chances``); times come from ``StepCost``, for the present number of sequences.
+    Whether to draft at all is decided by what came of it (``Balance``, one for each number of sequences), with all that
+    trying costs; whether prompts have entries of a draft head, by ``PromptCredit``. Where no length is expected to pay,
+    ``PROBE`` drafts of one sequence are tried, another every time. Deterministic given what it is told.
 
     Args:
         maximum: drafts of a sequence at most.
@@ -60,6 +61,7 @@ class DraftLength:
         self._rates: dict[Sequence, _Rate] = {}
         self._all = _Rate(FIRST_RATE)
         self._costs: dict[int, tuple[StepCost, Balance]] = {}
+        self._prompts = PromptCredit()
         self._num_steps = self._num_probes = 0
 
     def room(self, sequence: Sequence) -> int:
@@ -71,6 +73,11 @@ class DraftLength:
         cost, balance = self._cost(num_sequences)
         self._num_steps = (self._num_steps + 1) % (PLAIN_PERIOD + NUM_PLAIN)
         return cost.is_known and balance.is_open and self._num_steps < PLAIN_PERIOD
+
+    def num_rests(self, num_sequences: int) -> int:
+        """Return how many steps behind the next one need neither be asked for nor observed, where nothing is due."""
+        cost, balance = self._cost(num_sequences)
+        return max(balance.num_closed - 1, 0) if cost.is_known else 0
 
     def choose(
         self,
@@ -96,8 +103,22 @@ class DraftLength:
             lengths = {sequence: min(PROBE, available[sequence])}
         return lengths
 
+    @property
+    def pays_for_prompts(self) -> bool:
+        """Whether a draft head's entries of the next prompts are paid for."""
+        return self._prompts.is_open
+
+    def add_prompts(self, seconds: float) -> None:
+        """Entries of prompts took so long in a step whose own time says nothing."""
+        self._prompts.spend(seconds)
+
     def observe(
-        self, num_sequences: int, results: Mapping[Sequence, tuple[int, int]], was_tried: bool, seconds: float | None
+        self,
+        num_sequences: int,
+        results: Mapping[Sequence, tuple[int, int]],
+        was_tried: bool,
+        seconds: float | None,
+        num_rests: int = 0,
     ) -> None:
         """Learn from a step.
 
@@ -106,6 +127,7 @@ class DraftLength:
             results: drafts that were verified, and how many of them were right, of each sequence that had any.
             was_tried: drafts were looked for, whether there were any or not.
             seconds: time of the step and its drafts; None where it says nothing, because prompts were in it.
+            num_rests: steps before it without drafts, which were not observed.
         """
         num_drafts, num_tokens = 0, num_sequences
         for sequence, (count, num_right) in results.items():
@@ -123,10 +145,12 @@ class DraftLength:
             seconds = cost.add_drafted(num_drafts, seconds)
         if was_tried and cost.is_known:
             took = seconds / cost.plain if results else min(seconds / cost.plain, MAX_RATIO)
-            balance.add_drafting(num_tokens / num_sequences - GAIN * took)
+            beyond = balance.add_drafting(num_tokens / num_sequences - GAIN * took)
+            self._prompts.gain(beyond * cost.plain)
         elif not results:
             cost.add_plain(seconds)
-            balance.add_plain()
+            balance.add_plain(1 + num_rests)
+            self._prompts.add_plain((1 + num_rests) * seconds)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is known of a sequence; idempotent."""

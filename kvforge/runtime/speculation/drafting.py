@@ -23,7 +23,8 @@ from kvforge.runtime.step.work import WorkListener
 logger = logging.getLogger(__name__)
 
 IDLE, MAX_REST = 4, 7
-"""After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these."""
+"""After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these. While drafting does
+not pay, so many steps are not even observed behind each that is."""
 
 
 class NoDrafting:
@@ -72,7 +73,8 @@ class Drafting(NoDrafting):
         self._was_tried = self._is_plain = self._follows_plain = False
         self._began = 0.0
         self._num_preemptions = 0
-        self._num_idle = self._rest = 0
+        self._num_idle = self._rest = self._num_rests = 0
+        self._is_closed = self._is_resting = False
         self._has_failed = False
 
     def propose(self, scheduler: Scheduler) -> None:
@@ -81,10 +83,14 @@ class Drafting(NoDrafting):
         self._began, self._follows_plain, self._was_tried = time.perf_counter(), self._is_plain, False
         if self._rest > 0 and self._ran == scheduler.running:
             self._rest -= 1
+            self._is_resting = self._is_closed
             return
-        self._ran = scheduler.running.copy()
+        self._ran, self._is_closed, self._is_resting = scheduler.running.copy(), False, False
         decoding = [s for s in self._ran if s.length - s.num_computed == 1]
-        if not decoding or not self._lengths.is_due(len(decoding)):
+        if not decoding:
+            return
+        if not self._lengths.is_due(len(decoding)):
+            self._rest, self._is_closed = min(self._lengths.num_rests(len(decoding)), MAX_REST), True
             return
         self._was_tried = True
         room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.drafts.proposals}
@@ -113,7 +119,7 @@ class Drafting(NoDrafting):
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims. Where
         none were looked for, nothing is noted to draft from: so plain steps are measured without."""
-        plan.notes_decodes = self._was_tried
+        plan.notes_decodes, plan.notes_prompts = self._was_tried, self._lengths.pays_for_prompts
         self.probs.clear()
         if self._drafts:
             for sequence, draft in self._drafts.items():
@@ -128,6 +134,9 @@ class Drafting(NoDrafting):
 
     def observe(self, plan: Schedule, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Learn from a step that has given tokens how long drafts should be."""
+        if self._is_resting and not (plan.drafts or plan.note_seconds):
+            self._num_rests += 1
+            return
         seconds = time.perf_counter() - self._began
         results: dict[Sequence, tuple[int, int]] = {}
         for sequence, drafts in plan.drafts.items():
@@ -139,9 +148,13 @@ class Drafting(NoDrafting):
                 results[sequence] = count + 1, num_right
         num_sequences = len(plan.decodes) + len(plan.prefills)
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
+        if not no_prompts:
+            self._lengths.add_prompts(plan.note_seconds)
         self._is_plain = no_prompts and not (self._was_tried or results)
         says_time = self._follows_plain if self._is_plain else no_prompts
-        self._lengths.observe(num_sequences, results, self._was_tried, seconds if says_time else None)
+        self._lengths.observe(num_sequences, results, self._was_tried, seconds if says_time else None, self._num_rests)
+        if self._is_plain and says_time:
+            self._num_rests = 0
         for sequence in results:
             if sequence.status is Status.FINISHED:
                 self._lengths.forget(sequence)

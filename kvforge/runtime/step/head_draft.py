@@ -2,14 +2,16 @@
 
 The head has K and V of *entries*: one of a token whose hidden states are known and the token behind it. They are in the
 pages of the sequence, in a pool of the head's own, so that sequences share them as they share prefixes. Where the head
-reads nothing above the cut, every token has an entry, at its own place. Otherwise only survivors do: the entries of a
-sequence then begin with its first survivor and are packed into its pages from the one of the token behind that, which
-no other sequence has. While drafting does not pay, tokens that are generated get no entries; those of later tokens
-follow the last ones without a gap, at their true positions. An entry that is not written, or whose page another
-sequence has with another next token, costs accuracy of drafts, never of tokens.
+reads nothing above the cut, every token has an entry, at its own place, if the plan ``notes_prompts`` and a reused
+prefix has entries. Otherwise only survivors do: the entries of a sequence then begin with its first survivor and are
+packed into its pages from the one of the token behind that, which no other sequence has. While drafting does not pay,
+tokens that are generated get no entries; those of later tokens follow the last ones without a gap, at their true
+positions. An entry that is not written, or whose page another sequence has with another next token, costs accuracy of
+drafts, never of tokens.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +28,8 @@ from kvforge.runtime.step.survivors import gather, starts
 
 MAX_WAITING = 64
 """Entries of a sequence that wait to be written together, where nothing is drafted meanwhile."""
+NOTHING = -1
+"""No token."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class _Waiting:
     """The sequence's page that its entries begin in."""
     base: int
     """What an entry's position is before its place in the pages."""
+    is_whole: bool
+    """Every token of the prompt has an entry."""
     first: int
     end: int
     """The position behind them."""
@@ -88,6 +94,10 @@ class HeadDraft:
         self.width, self._of_all = head.width, head.reads_below(model)
         self._pool = session.allocate_draft_pool(config.num_pages)
         self._waiting: dict[Sequence, _Waiting] = {}
+        self._has_wrong = False
+        """States of drafts that were not accepted may wait."""
+        self._written = np.full(config.num_pages * config.page_size, NOTHING, dtype=np.int32)
+        """The next token of each entry that is at its token's own place."""
 
     @property
     def reads_above(self) -> bool:
@@ -98,7 +108,7 @@ class HeadDraft:
         """Draft for the sequences of ``plan.draft_limits``, whose last token alone is not computed."""
         waiting = self._waiting
         limits = {s: n for s, n in plan.draft_limits.items() if s in waiting and waiting[s].end >= s.num_computed}
-        passes = [found for s in limits if (found := self._take(s, s.num_computed, True)) is not None]
+        passes = [entries for s in limits for entries in self._take(s, s.num_computed, True)]
         drafts: dict[Sequence, list[int]] = {entries.sequence: [] for entries in passes}
         while passes:
             tokens, hidden = self._run(passes, slots)
@@ -119,59 +129,84 @@ class HeadDraft:
 
     def note(self, plan: Schedule, batch: StepBatch, states: torch.Tensor, slots: SlotTable) -> None:
         """Note the hidden states of a step, before its tokens are known, and write the entries whose next token is:
-        of prompts, and where the plan ``notes_decodes`` of all tokens.
+        of prompts, or of their last tokens, and where the plan ``notes_decodes`` of all tokens.
 
         Args:
             states: [T, H] of all packed tokens, or [R, H] of the survivors where the head ``reads_above``.
         """
-        sequences = plan.sequences
-        if len(self._waiting) > len(sequences):
-            self._waiting = {s: each for s, each in self._waiting.items() if s.status is Status.RUNNING}
-        for sequence in sequences:
-            if (waiting := self._waiting.get(sequence)) is not None:
-                waiting.keep(sequence.num_computed)
-        noted = [plan.notes_decodes or s.num_computed < s.num_prompt_tokens for s in sequences]
-        if not any(noted):
+        has_prompts = plan.prefills or any(s.num_computed < s.num_prompt_tokens for s in plan.decodes)
+        if not (plan.notes_decodes or has_prompts or self._has_wrong):
             return
-        starts_of_all = batch.lower.query_start.tolist()
-        begins = starts_of_all if self._of_all else batch.survivor_start.tolist()
-        states = states.clone()  # sessions may leave every result in the same place
-        due = list[_Entries]()
-        for row, sequence in enumerate(sequences):
-            if not noted[row]:
-                continue
-            computed, count = sequence.num_computed, begins[row + 1] - begins[row]
-            start = computed + starts_of_all[row + 1] - starts_of_all[row] - count
-            waiting = self._waiting.get(sequence)
-            if waiting is None or waiting.first > computed:
-                page, base = (0, 0) if self._of_all else ((start + 1) // self._page_size, start)
-                waiting = self._waiting[sequence] = _Waiting(page, base, start, start)
-            elif waiting.end < start:
-                left = self._take(sequence, waiting.end, False)
-                due += [] if left is None else [left]
+        self._has_wrong = bool(plan.drafts)
+        if len(self._waiting) > len(plan.sequences):
+            self._waiting = {s: each for s, each in self._waiting.items() if s.status is Status.RUNNING}
+        found = list(self._noted(plan, batch, slots))
+        if not found:
+            return
+        # A copy, as sessions may leave every result in the same place.
+        kept, at, due = gather(states, np.concatenate([rows for _, _, rows in found])), 0, list[_Entries]()
+        for sequence, start, rows in found:
+            waiting = self._waiting[sequence]
+            if waiting.end < start:
+                due += self._take(sequence, waiting.end, False)
                 waiting.skip(start)
+            waiting.add(kept[at : at + len(rows)])
+            at += len(rows)
+            known = sequence.length - 1 - waiting.first
+            if len(rows) > 1 + len(plan.drafts.get(sequence, ())) or known > MAX_WAITING:
+                due += self._take(sequence, min(waiting.end, sequence.length - 1), False)
+        if due:
+            began = time.perf_counter()
+            self._run(due, slots)
+            plan.note_seconds = time.perf_counter() - began
+
+    def _noted(self, plan: Schedule, batch: StepBatch, slots: SlotTable) -> Iterator[tuple[Sequence, int, np.ndarray]]:
+        """Yield the sequences whose hidden states are to be noted, from which position on, and their rows."""
+        of_all, of_survivors = batch.lower.query_start.tolist(), batch.survivor_start.tolist()
+        ends = of_all if self._of_all else of_survivors
+        for row, sequence in enumerate(plan.sequences):
+            computed, waiting = sequence.num_computed, self._waiting.get(sequence)
+            if waiting is not None and waiting.first > computed:  # it is computed again
+                waiting = None
+                del self._waiting[sequence]
+            if waiting is not None:
+                waiting.keep(computed)
+            is_prompt, end = computed < sequence.num_prompt_tokens, computed + of_all[row + 1] - of_all[row]
+            if not (plan.notes_decodes or is_prompt):
+                continue
+            is_whole = waiting.is_whole if waiting else self._is_paid(sequence, plan, slots)
+            if not (plan.notes_decodes or is_whole or self.reads_above):
+                continue
+            count = end - computed if is_whole else of_survivors[row + 1] - of_survivors[row]
             if not count:
                 continue
-            waiting.add(states[begins[row] : begins[row + 1]])
-            known = sequence.length - 1 - waiting.first
-            if count > 1 + len(plan.drafts.get(sequence, ())) or known > MAX_WAITING:
-                found = self._take(sequence, min(start + count, sequence.length - 1), False)
-                due += [] if found is None else [found]
-        if due:
-            self._run(due, slots)
+            start = end - count
+            if waiting is None:
+                page, base = (0, 0) if is_whole else ((start + 1) // self._page_size, start)
+                self._waiting[sequence] = _Waiting(page, base, is_whole, start, start)
+            yield sequence, start, np.arange(ends[row + 1] - count, ends[row + 1])
 
-    def _take(self, sequence: Sequence, end: int, is_wanted: bool) -> _Entries | None:
-        """Take the entries before position ``end``, whose next tokens are known, from those that wait."""
+    def _is_paid(self, sequence: Sequence, plan: Schedule, slots: SlotTable) -> bool:
+        """Whether all tokens of a prompt get entries: those computed have theirs, the last one aside, whose next token
+        is the sequence's own."""
+        if not (self._of_all and plan.notes_prompts):
+            return False
+        places, size = np.arange(sequence.num_computed - 1), self._page_size
+        found = self._written[slots.page_table[sequence.slot, places // size] * size + places % size]
+        return bool((found == sequence.tokens[places + 1]).all())
+
+    def _take(self, sequence: Sequence, end: int, is_wanted: bool) -> list[_Entries]:
+        """Take the entries before position ``end``, whose next tokens are known, from those that wait, if any."""
         waiting = self._waiting[sequence]
         count = min(end, waiting.end) - waiting.first
         if count <= 0:
-            return None
+            return []
         states = torch.cat(waiting.states) if len(waiting.states) > 1 else waiting.states[0]
         positions = np.arange(waiting.first, waiting.first + count, dtype=np.int32)
         waiting.first += count
-        waiting.states = [states[count:]] if len(states) > count else []
+        waiting.states = [states[count:].clone()] if len(states) > count else []
         tokens = sequence.tokens[positions + 1]
-        return _Entries(sequence, waiting.page, waiting.base, positions, tokens, states[:count], is_wanted)
+        return [_Entries(sequence, waiting.page, waiting.base, positions, tokens, states[:count], is_wanted)]
 
     def _run(self, passes: list[_Entries], slots: SlotTable) -> tuple[list[int], torch.Tensor]:
         """Write entries; returns the next token and the hidden state [R, H] of the last one of each sequence of which
@@ -183,6 +218,7 @@ class HeadDraft:
             places = entries.positions - entries.base
             tables.append(table)
             mapping.append(table[places // size] * size + places % size)
+            self._written[mapping[-1]] = NOTHING if entries.base else entries.tokens
             lengths.append(int(places[-1]) + 1)
         width = -(-max(lengths) // size)
         page_table = np.zeros((len(passes), width), dtype=np.int32)

@@ -55,6 +55,8 @@ class AdversarialDrafter:
 class RandomLengths:
     """In place of ``DraftLength``: any lengths, whatever was measured."""
 
+    pays_for_prompts = True
+
     def __init__(self, rng, most):
         self._rng, self._most = rng, most
 
@@ -69,9 +71,15 @@ class RandomLengths:
         lengths = {sequence: self._rng.randint(0, most) for sequence, most in available.items()}
         return {sequence: length for sequence, length in lengths.items() if length}
 
-    def observe(self, num_sequences, results, was_tried, seconds):
+    def num_rests(self, num_sequences):
+        return self._rng.randint(0, 2)
+
+    def observe(self, num_sequences, results, was_tried, seconds, num_rests=0):
         assert all(0 <= right <= count <= self._most for count, right in results.values())
         assert num_sequences >= len(results)
+
+    def add_prompts(self, seconds):
+        assert seconds >= 0
 
     def forget(self, sequence):
         pass

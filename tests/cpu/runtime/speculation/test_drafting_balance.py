@@ -4,7 +4,9 @@ import random
 
 import pytest
 
+from kvforge.runtime.speculation import prompt_credit
 from kvforge.runtime.speculation.balance import ENOUGH, FIRST, MAX_STEPS, MIN_STEPS, SHARE, Balance
+from kvforge.runtime.speculation.prompt_credit import PromptCredit
 
 
 def run(balance, gain, num_steps):
@@ -41,8 +43,42 @@ def test_old_gains_do_not_pay_for_long_and_the_longest_stop_is_short():
     assert not balance.is_open
     balance.add_drafting(-1000.0)
     assert not balance.is_open
-    num_plain = 0
+    num_plain, said = 0, balance.num_closed
     while not balance.is_open:
+        assert abs(balance.num_closed - (said - num_plain)) <= 1
         balance.add_plain()
         num_plain += 1
-    assert num_plain <= (ENOUGH - MIN_STEPS) / SHARE + 2
+    assert num_plain <= (ENOUGH - MIN_STEPS) / SHARE + 2 and balance.num_closed == 0
+
+
+def test_what_a_balance_does_not_keep():
+    balance = Balance()
+    assert balance.add_drafting(MAX_STEPS - FIRST) == 0.0
+    assert balance.add_drafting(0.75) == 0.75
+    assert balance.add_drafting(-1.0) == 0.0 and balance.add_drafting(1.5) == 0.5
+
+
+@pytest.mark.parametrize("share_of_prompts", [0.01, 0.05, 0.3])
+def test_where_drafting_gains_nothing_entries_of_prompts_take_their_share(share_of_prompts):
+    """And at first one step's."""
+    credit, spent, plain = PromptCredit(), 0.0, 0.0
+    for step in range(20000):
+        if step % 10 == 0 and credit.is_open:
+            credit.spend(share_of_prompts * 10)
+            spent += share_of_prompts * 10
+        credit.add_plain(1.0)
+        plain += 1.0
+    assert 10 * share_of_prompts < spent <= 2 * prompt_credit.SHARE * plain + 10 * share_of_prompts
+
+
+def test_entries_of_prompts_that_drafting_pays_for_are_always_made_and_not_for_long_behind_that():
+    credit = PromptCredit()
+    for _ in range(100):
+        assert credit.is_open
+        credit.spend(2.0)
+        credit.gain(5.0)
+    count = 0
+    while credit.is_open:
+        credit.spend(2.0)
+        count += 1
+    assert 0 < count < 20

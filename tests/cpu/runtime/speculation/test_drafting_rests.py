@@ -1,6 +1,7 @@
 """Drafting that has nothing to draft is tried less and less, and at once when the running sequences change."""
 
 from kvforge.runtime import SamplingParams
+from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.drafter import Draft
 from kvforge.runtime.speculation.drafting import IDLE, MAX_REST
 from tests.support.schedules.fixed_drafting import speculative_engine
@@ -52,3 +53,24 @@ def test_what_drafts_is_asked_in_every_step_again():
     first = next(index for index, step in enumerate(drafter.steps) if step >= 60 + MAX_REST)
     later = drafter.steps[first:]
     assert later == list(range(later[0], later[0] + len(later))) and len(later) > 10
+
+
+def test_while_drafting_does_not_pay_steps_between_are_not_observed_but_count():
+    """Seven of eight, until the balance is open again."""
+    engine = speculative_engine(FakeSession(max_draft_len=3), ParsedRequest(since=1000), 1, enable_prefix_cache=False)
+    drafting = engine.drafting
+    drafting._lengths = lengths = DraftLength(3)
+    engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    ((cost, balance),) = lengths._costs.values()
+    assert cost.is_known
+    drafting._rest = 0
+    balance.add_drafting(-10.0)
+    closed, counted, observe = balance.num_closed, [], lengths.observe
+    lengths.observe = lambda *given: counted.append(given[-1]) or observe(*given)
+    for _ in range(33):
+        engine.step()
+    assert counted[0] == 0 and set(counted[1:]) == {MAX_REST} and len(counted) >= 4
+    # The first of them follows a step that was tried, so that its time says nothing.
+    assert balance.num_closed + sum(counted) + len(counted) - 1 == closed

@@ -33,6 +33,7 @@ def as_long_as_possible(monkeypatch):
     """Draft lengths that do not depend on times."""
     monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: True)
     monkeypatch.setattr(DraftLength, "choose", lambda self, num_sequences, available: dict(available))
+    monkeypatch.setattr(DraftLength, "pays_for_prompts", True)
 
 
 def session_of(target: Path, head: Path | str | None) -> EagerSession:
@@ -137,8 +138,9 @@ def test_while_nothing_is_drafted_there_are_no_entries(tmp_path, monkeypatch, cu
     take = HeadDraft._take
 
     def noted(self, sequence, end, is_wanted):
-        if (found := take(self, sequence, end, is_wanted)) is not None:
-            written.setdefault(int(sequence.tokens[0]), []).extend(found.positions.tolist())
+        found = take(self, sequence, end, is_wanted)
+        for entries in found:
+            written.setdefault(int(sequence.tokens[0]), []).extend(entries.positions.tolist())
         return found
 
     monkeypatch.setattr(HeadDraft, "_take", noted)
@@ -154,6 +156,38 @@ def test_while_nothing_is_drafted_there_are_no_entries(tmp_path, monkeypatch, cu
         assert kept == sorted(set(kept)) and kept[0] == (len(PROMPTS[1 + (tokens[0] == 5)]) - 1 if cut == 2 else 0)
         assert drafts == reference.draft(tokens, streams(target, tokens[:-1], (1, 2, 3)), len(drafts), kept=kept)
     assert gaps > 2
+
+
+def test_prompts_that_are_not_paid_for_have_no_entries(tmp_path, monkeypatch):
+    """Those of what is generated are packed; who goes on behind such a prompt does not take them for the prompt's."""
+    paid = False
+    monkeypatch.setattr(DraftLength, "pays_for_prompts", property(lambda self: paid))
+    target = make_checkpoint(tmp_path / "target", cut=3)
+    head = make_head(tmp_path / "head", target, **HEAD)
+    session, reference = session_of(target, head), ReferenceHead(head, target)
+    engine = LLMEngine(session=session, num_pages=100, speculative=SpeculativeConfig("eagle3", 4), max_num_tokens=8)
+    seen, written, run = noted_drafts(engine), [], engine.runner.head_draft._run
+    engine.runner.head_draft._run = lambda passes, slots: written.extend(passes) or run(passes, slots)
+
+    def entries_of(prompt):
+        """Where the entries of a prompt's drafts begin; the drafts are compared."""
+        seen.clear()
+        written.clear()
+        engine.add_request(str(engine.num_iterations), prompt, GREEDY)
+        while engine.has_unfinished():
+            engine.step()
+        first = min(int(entries.positions[0]) for entries in written)
+        assert len(seen) > 4
+        for tokens, drafts in seen:
+            assert drafts == reference.draft(tokens, streams(target, tokens[:-1], (1, 2, 3)), len(drafts), first)
+        return first
+
+    shared, other = [9, 8, 7, 6] * 4, [20, 21, 22, 23] * 4
+    assert entries_of([*shared, 5, 6, 7]) == 19
+    paid = True
+    assert entries_of([*shared, 11, 12]) == 18
+    assert engine.stats()["num_reused_tokens"] == 16
+    assert entries_of([*other, 5]) == 0
 
 
 def test_a_model_with_another_unit_of_the_stream(tmp_path):
@@ -257,9 +291,10 @@ def run_alone(session, request):
 
 def test_tokens_are_those_of_plain_decoding(session, seeds, full, monkeypatch):
     """Chunks, preemption, prefix hits, siblings and cancelled neighbours, greedy and sampled with a seed; in some steps
-    nothing is drafted or noted."""
+    nothing is drafted or noted, and some prompts have no entries."""
     due = random.Random()
     monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: due.random() < 0.75)
+    monkeypatch.setattr(DraftLength, "pays_for_prompts", property(lambda self: due.random() < 0.75))
     monkeypatch.setattr(runner, "HeadDraft", Helped)
     counts = Counter()
     snapshots = {"snapshot_every": 1, "num_snapshots": 6} if session.manifest.state_bytes else {}
