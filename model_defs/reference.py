@@ -309,12 +309,12 @@ def reference_hidden(
         x = before(hidden, f"{prefix}.input_layernorm")
         if config.linear is not None and config.is_linear(layer):
             mixer = f"{prefix}.linear_attn"
+            above = single_input if layer >= config.cut and config.is_swiftkv else None
             if isinstance(config.linear, GatedConv):
-                mixed = gated_conv(linear, weights, x, mixer)
+                mixed = gated_conv(linear, weights, x, mixer, above)
             elif isinstance(config.linear, Mamba2):
-                mixed = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+                mixed = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
             else:
-                above = single_input if layer >= config.cut and config.is_swiftkv else None
                 mixed = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
             mixed = linear(mixed, f"{mixer}.out_proj")
         else:
