@@ -54,7 +54,6 @@ FAMILY = Family(
     "BambaForCausalLM",
     from_hf,
     weight_names=NAMES,
-    is_rewired=False,
     reads=(*SIZES, "attn_layer_indices", "attention_bias", "mlp_bias"),
     fixed={**FIXED, **dict.fromkeys(KINDS, ())},
 )

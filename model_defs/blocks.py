@@ -4,15 +4,17 @@ from torch import nn
 
 from model_defs.config import ModelConfig
 from model_defs.gated_conv import GatedConv
-from model_defs.gated_conv_layers import GatedConvBlock
+from model_defs.gated_conv_layers import ConvUpdate, GatedConvBlock
 from model_defs.latent_layers import LatentBlock
 from model_defs.layers import Block
 from model_defs.linear import LinearAttention
-from model_defs.linear_layers import GatedBlock, LinearBlock
+from model_defs.linear_layers import GatedBlock, LinearBlock, StateUpdate
 from model_defs.mamba2 import Mamba2
-from model_defs.mamba2_layers import Mamba2Block
+from model_defs.mamba2_layers import Mamba2Block, Mamba2Update
 
 STATEFUL: dict[type, type[Block]] = {GatedConv: GatedConvBlock, LinearAttention: LinearBlock, Mamba2: Mamba2Block}
+UPDATES: dict[type, type[nn.Module]] = {GatedConv: ConvUpdate, LinearAttention: StateUpdate, Mamba2: Mamba2Update}
+"""What brings the states of a layer above a cut up to date, in the lower graph."""
 
 
 def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
@@ -26,3 +28,9 @@ def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
         if (owner := config.owner_of_layer[layer]) != layer:
             blocks[str(layer)].owner.append(blocks[str(owner)])
     return nn.ModuleDict(blocks)
+
+
+def make_updates(config: ModelConfig) -> dict[str, nn.Module]:
+    """Return by their numbers what updates the states of the layers above the cut that keep one."""
+    make = UPDATES[type(config.linear)] if config.upper_linear else None
+    return {str(layer): nn.ModuleDict({"state": make(config.linear)}) for layer in config.upper_linear if make}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.blocks import make_blocks
+from model_defs.blocks import make_blocks, make_updates
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.draft_head import DraftHead
@@ -34,10 +34,9 @@ from model_defs.layers import (
     norm_of_heads,
     to_stream,
 )
-from model_defs.linear import LinearAttention
-from model_defs.linear_layers import SingleInputStates, StateInputs, StateReads
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, inverse_frequencies, query_growth, rope_cos_sin, rope_tables
+from model_defs.state_steps import SingleInputStates, StateInputs, StateReads
 from model_defs.token_scores import TokenScorer, write_scores
 from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
@@ -196,7 +195,8 @@ class LowerGraph(PositionedGraph):
                 for owner in config.upper_owners:
                     k_norm = norm_of_heads(config, config.num_kv_heads, config.head_dim)
                     self.layers[str(owner)] = nn.ModuleDict({"k_norm": k_norm})
-        if isinstance(config.linear, LinearAttention) and config.upper_linear:
+        if config.linear is not None and config.upper_linear:
+            self.layers.update(make_updates(config))
             self.state_input = SingleInputStates(config, config.linear)
         if head is not None and head.reads_below(config):
             self.draft = HEAD_CODE[head.kind].states(config, head)
@@ -269,7 +269,9 @@ class LowerGraph(PositionedGraph):
                 self._write_scores(owner, new_pools[-1], hidden, self.single_input.norm, slot_mapping)
             if config.upper_linear:
                 above = pools[config.state_pool_of(config.upper_linear[0]) :]
-                self.state_input(hidden, self.single_input.norm, above, states)
+                made = self.state_input(hidden, self.single_input.norm)
+                for layer, parts, pool in zip(config.upper_linear, made, above, strict=True):
+                    self.layers[str(layer)]["state"](*parts, pool, states)
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         if self.head is not None:
@@ -331,8 +333,8 @@ class UpperGraph(PositionedGraph):
         tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order. Above a blind cut
         survivors are the tokens that go past it, ``kv_length`` and ``page_table`` are of the caches there, and
         ``past_cut`` are slots int32 ``[R]`` in them, where the survivors' K and V go, and the survivors int32 ``[L]``
-        whose logits are asked for (default: all). Where layers above a cut keep a state, the states of each
-        follow in ``pools``, and ``past_cut`` are the survivors' rows int32 ``[R]`` in them.
+        whose logits are asked for (default: all). Where layers above a cut keep a state, what they read of each
+        follows in ``pools``, and ``past_cut`` are the survivors' rows int32 ``[R]`` in them.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
@@ -345,15 +347,13 @@ class UpperGraph(PositionedGraph):
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip((*config.owners_above, *config.upper_linear), pools, strict=True))
-            reads = None
-            if isinstance(config.linear, LinearAttention) and config.upper_linear:
-                reads = StateReads.of(config.linear, past_cut[0])
+            reads = StateReads.of(past_cut[0]) if config.upper_linear else None
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 if self.draft is not None and layer in self.draft.layers:
                     streams[layer] = hidden
                 if config.is_linear(layer):
-                    hidden = block.read(hidden, pool_of_owner[layer][0], reads)
+                    hidden = block.read(hidden, pool_of_owner[layer], reads)
                     continue
                 owner = config.owner_of_layer[layer]
                 pool = pool_of_owner[owner]

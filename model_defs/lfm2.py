@@ -91,7 +91,6 @@ FAMILY = Family(
     from_hf,
     TRAITS,
     weight_names=NAMES,
-    is_rewired=False,
     reads=READS,
     ignored={"rms_norm_eps": "norm_eps is read in its place"},
     fixed={"conv_bias": (False,)},

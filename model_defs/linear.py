@@ -84,10 +84,6 @@ class LinearAttention(StateLayers):
     def read_operators(self) -> tuple[str, ...]:
         return (RECUR,)
 
-    @property
-    def may_be_above_a_cut(self) -> bool:
-        return True
-
     def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
         channels = self.state_channels if is_above else self.conv_channels
         return (self.conv_width - 1, channels), (self.num_value_heads, self.key_dim, self.value_dim)
@@ -103,8 +99,8 @@ class LinearAttention(StateLayers):
         return 0 if is_above else 2 * self.num_value_heads
 
     @property
-    def input_rows(self) -> tuple[int, int]:
-        return self.state_channels, 2 * self.num_value_heads
+    def input_parts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        return {"kv": self.state_channels}, dict.fromkeys("ba", self.num_value_heads)
 
     @property
     def read_flops(self) -> int:

@@ -57,11 +57,21 @@ def linear_attention(
     return (normed * F.silu(gate.to(wide))).to(x.dtype).flatten(1)
 
 
-def gated_conv(project: Callable[[Tensor, str], Tensor], weights: Mapping[str, Tensor], x: Tensor, name: str) -> Tensor:
+def gated_conv(
+    project: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    single_input: Tensor | None = None,
+) -> Tensor:
     """Return what a layer's gated convolution gives its output projection, ``[n, channels]``, of normed ``x`` ``[n,
-    hidden]``."""
-    b, c, x = project(x, f"{name}.in_proj").chunk(3, dim=-1)
-    return c * _convolved(b * x, weights[f"{name}.conv1d.weight"])
+    hidden]``. Above a cut the tokens before each are of the ``single_input`` ``[n, hidden]``."""
+    if single_input is None:
+        b, c, x = project(x, f"{name}.in_proj").chunk(3, dim=-1)
+        return c * _convolved(b * x, weights[f"{name}.conv1d.weight"])
+    b, c, x = project(x, f"{name}.in_proj_swiftkv").chunk(3, dim=-1)
+    earlier_b, earlier_x = project(single_input, f"{name}.in_proj_bx_swiftkv").chunk(2, dim=-1)
+    return c * _convolved(earlier_b * earlier_x, weights[f"{name}.conv1d_swiftkv.weight"], own=b * x)
 
 
 def mamba2(
@@ -71,12 +81,22 @@ def mamba2(
     x: Tensor,
     name: str,
     eps: float,
+    single_input: Tensor | None = None,
 ) -> Tensor:
     """Return what a layer of Mamba-2 gives its output projection, ``[n, inner]``, of normed ``x`` ``[n, hidden]``;
-    states are in the dtype of the model, or in float32 where that is wider."""
+    states are in the dtype of the model, or in float32 where that is wider. Above a cut x, B and steps are made of the
+    ``single_input`` ``[n, hidden]``, and in the convolution of C the tokens before each."""
     wide, heads, inner = torch.promote_types(x.dtype, torch.float32), mamba.num_heads, mamba.inner_dim
-    gate, channels, raw = project(x, f"{name}.in_proj").split((inner, mamba.conv_channels, heads), -1)
-    mixed = F.silu(_convolved(channels, weights[f"{name}.conv1d.weight"]) + weights[f"{name}.conv1d.bias"])
+    if single_input is None:
+        gate, channels, raw = project(x, f"{name}.in_proj").split((inner, mamba.conv_channels, heads), -1)
+        convolved = _convolved(channels, weights[f"{name}.conv1d.weight"]) + weights[f"{name}.conv1d.bias"]
+    else:
+        gate, queries = (project(x, f"{name}.in_proj_{part}_swiftkv") for part in "zc")
+        channels, raw = (project(single_input, f"{name}.in_proj_{part}_swiftkv") for part in ("xbc", "dt"))
+        own = torch.cat((channels[:, : -queries.shape[1]], queries), -1)
+        gains, bias = (weights[f"{name}.conv1d_swiftkv.{part}"] for part in ("weight", "bias"))
+        convolved = _convolved(channels, gains, own) + bias
+    mixed = F.silu(convolved)
     values, *keys = mixed.to(wide).split((inner, *[mamba.num_groups * mamba.state_dim] * 2), -1)
     values = values.unflatten(-1, (heads, mamba.head_dim))
     repeats = heads // mamba.num_groups
@@ -95,8 +115,12 @@ def mamba2(
     return weights[f"{name}.norm.weight"] * normed.to(x.dtype)
 
 
-def _convolved(channels: Tensor, gains: Tensor) -> Tensor:
-    """The causal convolution of ``[n, channels]``, channel by channel, with gains ``[channels, 1, width]``."""
+def _convolved(channels: Tensor, gains: Tensor, own: Tensor | None = None) -> Tensor:
+    """The causal convolution of ``[n, channels]``, channel by channel, with gains ``[channels, 1, width]``; of each
+    token itself ``own`` ``[n, channels]`` takes the place."""
+    if own is not None:
+        last = gains[:, 0, -1]
+        return _convolved(channels, torch.cat((gains[..., :-1], 0 * gains[..., -1:]), -1)) + own * last
     padded = F.pad(channels.T[None], (gains.shape[2] - 1, 0))
     return F.conv1d(padded, gains, groups=gains.shape[0])[0].T
 

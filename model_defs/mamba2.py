@@ -22,6 +22,8 @@ class Mamba2(StateLayers):
     A head has a state ``[state_dim, head_dim]``, and neighbouring heads of one of ``num_groups`` groups have B and C in
     common. x of all heads, B and C are a causal convolution over the last ``conv_width`` tokens, channel by channel, of
     what the projection makes. The pools are of the projections of the last ``conv_width - 1`` tokens, and of states.
+    Above a cut the single input makes x, B, C and steps; of the last token a survivor has a C of its own, so the first
+    pool keeps one token more.
     """
 
     layers: tuple[int, ...]
@@ -55,7 +57,12 @@ class Mamba2(StateLayers):
     @property
     def conv_channels(self) -> int:
         """Channels of the convolution: x of all heads, B and C of all groups."""
-        return self.inner_dim + 2 * self.num_groups * self.state_dim
+        return self.inner_dim + 2 * self.queries_dim
+
+    @property
+    def queries_dim(self) -> int:
+        """Numbers of one token's C."""
+        return self.num_groups * self.state_dim
 
     @property
     def title(self) -> str:
@@ -65,23 +72,37 @@ class Mamba2(StateLayers):
     def operators(self) -> tuple[str, ...]:
         return (CONVOLVE, SCAN)
 
+    @property
+    def read_operators(self) -> tuple[str, ...]:
+        return self.operators
+
+    @property
+    def input_parts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        return {"xbc": self.conv_channels}, {"dt": self.num_heads}
+
     def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
-        return (self.conv_width - 1, self.conv_channels), (self.num_heads, self.state_dim, self.head_dim)
+        kept = self.conv_width if is_above else self.conv_width - 1
+        return (kept, self.conv_channels), (self.num_heads, self.state_dim, self.head_dim)
 
     @property
     def result_dim(self) -> int:
         return self.inner_dim
 
     def rounded_rows(self, is_above: bool = False) -> int:
-        return self.inner_dim + self.conv_channels
+        return self.inner_dim + (self.queries_dim if is_above else self.conv_channels)
 
     def exact_rows(self, is_above: bool = False) -> int:
-        return self.num_heads
+        return 0 if is_above else self.num_heads
 
     @property
     def read_flops(self) -> int:
         """C'S, and what skips the state."""
         return 2 * (self.state_dim + 1) * self.inner_dim
+
+    @property
+    def own_flops(self) -> int:
+        """The convolution once more."""
+        return 2 * self.conv_width * self.conv_channels
 
     def update_flops(self, is_above: bool = False) -> int:
         """The convolution, and of each number of S the decay and a multiply-add."""

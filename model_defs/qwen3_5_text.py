@@ -30,7 +30,6 @@ FAMILY = Family(
     "Qwen3_5ForCausalLM",
     from_hf,
     TRAITS,
-    is_trained=False,
     text_part_of=("qwen3_5",),
     reads=(*LINEAR_READS, "attention_bias"),
     mtp=BY_ITSELF,

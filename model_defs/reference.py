@@ -302,12 +302,12 @@ def reference_hidden(
         if config.linear is None or not config.is_linear(layer):
             return attended(layer, owner, x)
         mixer = f"model.layers.{layer}.linear_attn"
+        above = single_input if layer >= config.cut and config.is_swiftkv else None
         if isinstance(config.linear, GatedConv):
-            result = gated_conv(linear, weights, x, mixer)
+            result = gated_conv(linear, weights, x, mixer, above)
         elif isinstance(config.linear, Mamba2):
-            result = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps)
+            result = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
         else:
-            above = single_input if layer >= config.cut and config.is_swiftkv else None
             result = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
         return linear(result, f"{mixer}.out_proj")
 

@@ -1,6 +1,7 @@
 """Layers that keep a state of a sequence, of one size at any length, in place of K and V: what all kinds have."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -23,8 +24,8 @@ class StateLayers(ABC):
     - ``state_read`` int32 ``[S]``: the row that each sequence of the step goes on from, -1 at its start;
     - ``state_write`` int32 ``[T]``: the row that the state after each packed token goes to, -1 for none.
 
-    The upper graph of a model with a cut takes of each layer above it the pools but the first, and
-    ``survivor_state`` int32 ``[R]``: the rows that the states after the survivors were written to.
+    The upper graph of a model with a cut takes of each layer above it the pools that ``read_operators`` read, its last,
+    and ``survivor_state`` int32 ``[R]``: the rows that the states after the survivors were written to.
 
     In a step no row is written twice, and none is read by one sequence and written by another.
     """
@@ -43,13 +44,19 @@ class StateLayers(ABC):
 
     @property
     def read_operators(self) -> tuple[str, ...]:
-        """Those by which a layer above a cut reads its pools but the first."""
+        """Those by which a layer above a cut reads its pools, the last of them where they are fewer; () where it
+        cannot be above one."""
         return ()
 
     @property
     def may_be_above_a_cut(self) -> bool:
         """Whether states can be made of the single input."""
-        return False
+        return bool(self.read_operators)
+
+    @property
+    def first_read(self) -> int:
+        """The first of a layer's pools that is read above a cut."""
+        return len(self.operators) - len(self.read_operators)
 
     @abstractmethod
     def row_shapes(self, is_above: bool = False) -> tuple[tuple[int, ...], ...]:
@@ -69,14 +76,26 @@ class StateLayers(ABC):
         return 0
 
     @property
+    def input_parts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """What the single input makes for a layer above a cut, by the parts of its projection and with their outputs:
+        what is quantized with others, and what never is."""
+        return {}, {}
+
+    @property
     def input_rows(self) -> tuple[int, int]:
-        """Both of what the single input makes for a layer above a cut."""
-        return 0, 0
+        """The outputs of both."""
+        rounded, exact = self.input_parts
+        return sum(rounded.values()), sum(exact.values())
 
     @property
     @abstractmethod
     def read_flops(self) -> int:
         """FLOPs by which one token reads a state."""
+
+    @property
+    def own_flops(self) -> int:
+        """FLOPs by which a token that goes past a cut joins its own to what the single input made for a layer."""
+        return 0
 
     @abstractmethod
     def update_flops(self, is_above: bool = False) -> int:

@@ -27,7 +27,7 @@ FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias", "skip"})
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
-_OF_STATE = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(in_proj_(qkvz|ba|qkv|z|b|a)|conv1d)\.")
+_OF_STATE = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(in_proj(_(qkvz|ba|qkv|z|b|a))?|conv1d)\.")
 _ROTATED = re.compile(r"\.(\d+)\.self_attn\.([qk])_(proj|norm)(_swiftkv)?\.")
 _NORM = re.compile(r"(?<!linear_attn\.)norm(_swiftkv|_early_exit)?\.weight$")
 _LATENT = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)(_swiftkv)?\.weight$")
@@ -195,32 +195,48 @@ def _linear_attention(
     if not is_above:
         yield WeightSpec(f"{name}.qkvz.weight", tuple(parts["qkv"] + parts["z"]))
         yield WeightSpec(f"{name}.ba.weight", tuple(parts["b"] + parts["a"]))
-    conv, update = "conv1d", f"{name}.state"
-    if is_above:
-        conv, update = "conv1d_swiftkv", f"state_input.updates.{layer}"
-    yield _convolution(linear.row_shapes(is_above)[0], f"{update}.conv", f"{source}.{conv}")
-    yield _copied(f"{update}.decay_log", Source(f"{source}.A_log", (heads,)))
-    yield _copied(f"{update}.decay_bias", Source(f"{source}.dt_bias", (heads,)))
+    conv, channels = ("conv1d_swiftkv", linear.state_channels) if is_above else ("conv1d", linear.conv_channels)
+    yield _convolution(linear.conv_width, channels, f"{name}.state.conv", f"{source}.{conv}")
+    yield _copied(f"{name}.state.decay_log", Source(f"{source}.A_log", (heads,)))
+    yield _copied(f"{name}.state.decay_bias", Source(f"{source}.dt_bias", (heads,)))
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
 
 
-def _mamba2(mamba: Mamba2, columns: int, name: str, source: str) -> Iterator[WeightSpec]:
+def _gated_conv(kind: GatedConv, columns: int, name: str, source: str, is_above: bool) -> Iterator[WeightSpec]:
+    """Yield what a layer with a gated convolution has but its output projection."""
+    suffix, state = ("_swiftkv", f"{name}.state") if is_above else ("", name)
+    yield from _linear(f"{name}.bcx", [(f"{source}.in_proj{suffix}", 3 * kind.channels)], columns, False)
+    yield _convolution(kind.conv_width, kind.channels, f"{state}.conv", f"{source}.conv1d{suffix}")
+
+
+def _mamba2(mamba: Mamba2, columns: int, name: str, source: str, is_above: bool) -> Iterator[WeightSpec]:
     """Yield what a layer of Mamba-2 has but its output projection."""
+    suffix, state = ("_swiftkv", f"{name}.state") if is_above else ("", name)
+    if is_above:
+        own = [(f"{source}.in_proj_z_swiftkv", mamba.inner_dim), (f"{source}.in_proj_c_swiftkv", mamba.queries_dim)]
+        yield from _linear(f"{name}.zc", own, columns, False)
+    else:
+        yield from _mamba2_projection(mamba, columns, name, source)
+    yield _convolution(mamba.conv_width, mamba.conv_channels, f"{state}.conv", f"{source}.conv1d{suffix}")
+    yield WeightSpec(f"{state}.conv_bias", (Source(f"{source}.conv1d{suffix}.bias", (mamba.conv_channels,)),))
+    yield _copied(f"{state}.decay_log", Source(f"{source}.A_log", (mamba.num_heads,)))
+    yield _copied(f"{state}.decay_bias", Source(f"{source}.dt_bias", (mamba.num_heads,)))
+    yield _copied(f"{name}.skip", Source(f"{source}.D", (mamba.num_heads,)))
+    yield _norm(f"{name}.result_norm", f"{source}.norm", mamba.inner_dim)
+
+
+def _mamba2_projection(mamba: Mamba2, columns: int, name: str, source: str) -> Iterator[WeightSpec]:
+    """Yield the parts of the one projection that a layer has below a cut."""
     ends = (0, mamba.inner_dim + mamba.conv_channels, mamba.inner_dim + mamba.conv_channels + mamba.num_heads)
     whole = Source(f"{source}.in_proj.weight", (ends[2], columns))
     for part, start, stop in zip(("zxbc", "steps"), ends, ends[1:], strict=False):
         yield WeightSpec(f"{name}.{part}.weight", (replace(whole, rows=Rows(start, stop)),))
-    yield _convolution(mamba.row_shapes()[0], f"{name}.conv", f"{source}.conv1d")
-    yield WeightSpec(f"{name}.conv_bias", (Source(f"{source}.conv1d.bias", (mamba.conv_channels,)),))
-    for part, stored in (("decay_log", "A_log"), ("decay_bias", "dt_bias"), ("skip", "D")):
-        yield _copied(f"{name}.{part}", Source(f"{source}.{stored}", (mamba.num_heads,)))
-    yield _norm(f"{name}.result_norm", f"{source}.norm", mamba.inner_dim)
 
 
-def _convolution(kept: tuple[int, ...], name: str, source: str) -> WeightSpec:
-    """Return the weights of a convolution whose state is ``kept``, with its channels last."""
-    shape, rows = (kept[1], 1, kept[0] + 1), Rows(0, kept[1], transposed=True)
-    return WeightSpec(name, (Source(f"{source}.weight", shape, rows=rows),))
+def _convolution(width: int, channels: int, name: str, source: str) -> WeightSpec:
+    """Return the weights of a convolution, with its channels last."""
+    rows = Rows(0, channels, transposed=True)
+    return WeightSpec(name, (Source(f"{source}.weight", (channels, 1, width), rows=rows),))
 
 
 def parts_by_key_head(linear: LinearAttention, columns: int, source: str) -> dict[str, list[Source]]:
@@ -249,12 +265,11 @@ def _mixer(config: ModelConfig, layer: int, name: str, source: str) -> Iterator[
     if config.pre_norms:
         yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
     if config.linear is not None and config.is_linear(layer):
-        attention = f"{source}.linear_attn"
+        attention, is_above = f"{source}.linear_attn", layer >= config.cut
         if isinstance(config.linear, GatedConv):
-            yield from _linear(f"{name}.bcx", [(f"{attention}.in_proj", 3 * config.linear.channels)], hidden, False)
-            yield _convolution(config.linear.row_shapes()[0], f"{name}.conv", f"{attention}.conv1d")
+            yield from _gated_conv(config.linear, hidden, name, attention, is_above)
         elif isinstance(config.linear, Mamba2):
-            yield from _mamba2(config.linear, hidden, name, attention)
+            yield from _mamba2(config.linear, hidden, name, attention, is_above)
         else:
             yield from _linear_attention(config, config.linear, layer, name, attention)
     elif config.latent is None:
@@ -361,13 +376,12 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         ]
         if leaders:
             yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
-        if isinstance(config.linear, LinearAttention) and config.upper_linear:
-            heads = config.linear.num_value_heads
+        if config.linear is not None and config.upper_linear:
             mixers = [f"model.layers.{layer}.linear_attn.in_proj" for layer in config.upper_linear]
-            channels = [(f"{mixer}_kv_swiftkv", config.linear.state_channels) for mixer in mixers]
-            gates = [(f"{mixer}_{part}_swiftkv", heads) for mixer in mixers for part in "ba"]
-            yield from _linear("state_input.states", channels, hidden, False)
-            yield from _linear("state_input.gates", gates, hidden, False)
+            for name, made in zip(("states", "gates"), config.linear.input_parts, strict=True):
+                sources = [(f"{mixer}_{part}_swiftkv", rows) for mixer in mixers for part, rows in made.items()]
+                if sources:
+                    yield from _linear(f"state_input.{name}", sources, hidden, False)
     yield _norm("norm", "model.norm", hidden)
     if not config.tie_embeddings:
         yield WeightSpec("lm_head.weight", (Source("lm_head.weight", (config.vocab_size, hidden)),))

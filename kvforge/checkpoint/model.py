@@ -92,6 +92,16 @@ def check_is_trained(checkpoint: Checkpoint) -> None:
         raise _as_it_is(checkpoint, family, "distil or calibrate")
 
 
+def check_has_no_states(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a model with layers that keep a state, which is distilled and no more."""
+    kind = read_model_config(checkpoint).linear
+    if kind is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} has {kind.title}, for which kvforge calibrates no codes, predictors, scorers or draft "
+            "heads; build an engine of it as it is, or distil it."
+        )
+
+
 def _as_it_is(checkpoint: Checkpoint, family: Family, verbs: str) -> CheckpointError:
     return CheckpointError(
         f"{checkpoint.path} is a model of type {family.model_type}, which kvforge does not {verbs}; build an engine of "

@@ -140,7 +140,8 @@ def width_of_lower(config: ModelConfig, options: ResolvedOptions) -> int:
 def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
     """Return arguments of ``upper`` for the same step, with five survivors."""
     states = dict(zip(config.linear_layers, example_states(config, options, device), strict=True))
-    states_above = [states[layer][1:] for layer in config.upper_linear]
+    first = config.linear.first_read if config.linear is not None else 0
+    states_above = [states[layer][first:] for layer in config.upper_linear]
     return (
         torch.zeros(_TOKENS, width_of_lower(config, options), dtype=options.torch_dtype, device=device),
         torch.zeros(_SURVIVORS, dtype=torch.int32, device=device),

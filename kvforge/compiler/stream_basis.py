@@ -37,6 +37,7 @@ _READS = {
     "zxbc": "input_norm",
     "steps": "input_norm",
     "qz": "input_norm",
+    "zc": "input_norm",
     "ba": "input_norm",
     "gate_up": "post_norm",
     "experts.router": "post_norm",

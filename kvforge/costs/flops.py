@@ -138,7 +138,7 @@ def _mixing(model: ModelConfig, layer: int, is_expanded: bool, keys: float) -> f
     """FLOPs by which one token reads those before it in a layer: ``keys`` of them, or a state."""
     if model.linear is None or not model.is_linear(layer):
         return _attention(model, layer, is_expanded) * keys
-    return model.linear.read_flops
+    return model.linear.read_flops + (model.linear.own_flops if layer >= model.cut else 0)
 
 
 def _updating(model: ModelConfig, layer: int) -> int:

@@ -71,8 +71,7 @@ def check_model(model: SwiftKVForCausalLM) -> None:
         return
     if not model.sizes.is_swiftkv:
         raise CheckpointError("A model without a cut has nothing to distil; make one with kvforge rewire first.")
-    names = (name for name, _ in model.model.layers[model.sizes.cut].self_attn.named_children())
-    if not {"q_proj", "q_b_proj"} & set(names):
+    if not any(is_teacher_only(name, model.sizes.cut) for name, _ in model.named_parameters()):
         raise CheckpointError(
             "The model was made without its teacher's projections; load it with_teacher, or make it again with "
             "kvforge rewire."

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
+from kvforge.checkpoint.model import check_has_no_states
 from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.checkpoint.predictor import prediction_fields
 from kvforge.checkpoint.safetensors_writer import TensorSpec
@@ -96,6 +97,8 @@ def train_predictor(
     check_output(output, [*checkpoints, fit.calibration, None if data is None else Path(data)], overwrite)
     work = work_folder(work, output, checkpoints)
     base, auxiliary = open_source(base_path), open_source(auxiliary_path)
+    for source in (base, auxiliary):
+        check_has_no_states(source.checkpoint)
     prediction = _prediction(base, auxiliary, layers)
     _check_tokenizers(base, auxiliary)
     length = min(fit.num_tokens, base.config.max_position, auxiliary.config.max_position)

@@ -16,7 +16,13 @@ from torch import nn
 from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.finite import check_finite
-from kvforge.checkpoint.model import check_is_not_blind, check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import (
+    check_has_no_states,
+    check_is_not_blind,
+    check_weights,
+    open_model,
+    read_model_config,
+)
 from kvforge.checkpoint.output import check_output
 from kvforge.common.checkpoint_files import copy_tokenizer_files
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
@@ -85,6 +91,8 @@ def quantize_checkpoint(
             f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
             "first."
         )
+    if recipe == "int4":
+        check_has_no_states(checkpoint)
     num_tokens = min(num_tokens, config.max_position)
     samples = calibration_samples(checkpoint.folder, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":

@@ -1,6 +1,7 @@
-"""What makes and reads the state of a linear layer above a cut, from its own tensors."""
+"""What makes and reads the state of a layer above a cut, from its own tensors."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,20 +9,51 @@ from torch import Tensor
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
 from model_defs.linear import LinearAttention
+from model_defs.mamba2 import Mamba2
 from model_defs.weights import parts_by_key_head
 
+Made = dict[str, tuple[str, Callable[[], Tensor]]]
+"""By name: a tensor that it is like, and a function that makes it."""
 
-def state_tensors(
-    source: PlainCheckpoint, config: ModelConfig, layer: int, fold: bool
-) -> dict[str, tuple[str, Callable[[], Tensor]]]:
-    """Return by name a tensor that it is like, and a function that makes it.
 
-    Rows of k, v, b and a are the layer's own, with ``fold`` times the gain of its input norm. Queries have no
-    convolution: theirs are times the gain of the token's own input in it.
+def state_tensors(source: PlainCheckpoint, config: ModelConfig, layer: int, fold: bool) -> Made:
+    """Return what a layer has above the cut.
+
+    What the single input makes is the layer's own, with ``fold`` times the gain of its input norm; so is what the
+    layer's own input makes, and the convolution.
     """
-    assert isinstance(config.linear, LinearAttention)
-    linear, name, keys = config.linear, f"model.layers.{layer}.linear_attn", config.linear.keys_dim
-    read = source.checkpoint.read_raw
+    name, read = f"model.layers.{layer}.linear_attn", source.checkpoint.read_raw
+    if isinstance(config.linear, LinearAttention):
+        own, of_input, made = _linear_attention(source, config, config.linear, name)
+    else:
+        parts = _mamba2(config.linear) if isinstance(config.linear, Mamba2) else _gated_conv(config.hidden_size)
+        own, of_input = ({each: _rows(source, name, slices) for each, slices in part.items()} for part in parts)
+        copied = [each for each in (f"{name}.conv1d.weight", f"{name}.conv1d.bias") if each in source.specs]
+        made = {each.replace("conv1d", "conv1d_swiftkv"): (each, partial(read, each)) for each in copied}
+
+    def folded(make: Callable[[], Tensor]) -> Tensor:
+        if not fold:
+            return make()
+        gain = read(f"model.layers.{layer}.input_layernorm.weight").double() + config.norm_offset
+        return make().double() * gain
+
+    like = next(each for each in source.specs if each.startswith(f"{name}.in_proj"))
+    for part, make in own.items():
+        made[f"{name}.in_proj{part}_swiftkv.weight"] = (like, make)
+    for part, make in of_input.items():
+        made[f"{name}.in_proj{part}_swiftkv.weight"] = (like, partial(folded, make))
+    return made
+
+
+Parts = dict[str, Callable[[], Tensor]]
+Slices = dict[str, list[tuple[int, int]]]
+
+
+def _linear_attention(
+    source: PlainCheckpoint, config: ModelConfig, linear: LinearAttention, name: str
+) -> tuple[Parts, Parts, Made]:
+    """Queries have no convolution: theirs are times the gain of the token's own input in it."""
+    keys, read = linear.keys_dim, source.checkpoint.read_raw
 
     def rows(part: str) -> Tensor:
         if linear.by_key_head:
@@ -29,19 +61,32 @@ def state_tensors(
             return torch.cat([read(each.name)[each.rows.start : each.rows.stop] for each in stored if each.rows])
         return read(f"{name}.in_proj_{part}.weight")
 
-    def of_input(part: str) -> Tensor:
-        made = rows("qkv")[keys:] if part == "kv" else rows(part)
-        if not fold:
-            return made
-        gain = read(f"model.layers.{layer}.input_layernorm.weight").double() + config.norm_offset
-        return made.double() * gain
-
-    def queries() -> Tensor:
-        return rows("qkv")[:keys].double() * read(f"{name}.conv1d.weight")[:keys, 0, -1:].double()
-
-    like = f"{name}.in_proj_{'qkvz' if linear.by_key_head else 'qkv'}.weight"
-    made: dict[str, Callable[[], Tensor]] = {"q": queries, "z": lambda: rows("z")}
-    made |= {part: lambda part=part: of_input(part) for part in ("kv", "b", "a")}  # type: ignore[misc]
-    found = {f"{name}.in_proj_{part}_swiftkv.weight": (like, make) for part, make in made.items()}
     conv = f"{name}.conv1d.weight"
-    return found | {f"{name}.conv1d_swiftkv.weight": (conv, lambda: read(conv)[keys:])}
+    own = {
+        "_q": lambda: rows("qkv")[:keys].double() * read(conv)[:keys, 0, -1:].double(),
+        "_z": lambda: rows("z"),
+    }
+    of_input = {"_kv": lambda: rows("qkv")[keys:], "_b": lambda: rows("b"), "_a": lambda: rows("a")}
+    return own, of_input, {f"{name}.conv1d_swiftkv.weight": (conv, lambda: read(conv)[keys:])}
+
+
+def _mamba2(mamba: Mamba2) -> tuple[Slices, Slices]:
+    """Rows of the one projection: the gate and C are the layer's own input's, x, B, C and steps the single one's."""
+    inner, end = mamba.inner_dim, mamba.inner_dim + mamba.conv_channels
+    own = {"_z": [(0, inner)], "_c": [(end - mamba.queries_dim, end)]}
+    return own, {"_xbc": [(inner, end)], "_dt": [(end, end + mamba.num_heads)]}
+
+
+def _gated_conv(channels: int) -> tuple[Slices, Slices]:
+    """The same: b, c and x of the layer's own input, b and x of the single one."""
+    return {"": [(0, 3 * channels)]}, {"_bx": [(0, channels), (2 * channels, 3 * channels)]}
+
+
+def _rows(source: PlainCheckpoint, name: str, slices: list[tuple[int, int]]) -> Callable[[], Tensor]:
+    """What reads these rows of the layer's projection."""
+
+    def read() -> Tensor:
+        whole = source.checkpoint.read_raw(f"{name}.in_proj.weight")
+        return torch.cat([whole[start:stop] for start, stop in slices])
+
+    return read

@@ -25,7 +25,7 @@ class SwiftKVAttention(nn.Module):
         self.is_owner = layer in config.owners
         self.suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
         self.is_blind = config.is_blind and layer >= config.cut
-        self.qk_norm = config.qk_norm
+        self.qk_norm, self.has_gate = config.qk_norm, config.attention_gate
         self._add(config, self.suffix, self.is_owner)
         if with_teacher and self.suffix:
             self._add(config, "", True)
@@ -35,13 +35,16 @@ class SwiftKVAttention(nn.Module):
     def _add(self, config: ModelConfig, suffix: str, with_kv: bool) -> None:
         rows = {"q": config.q_dim} | ({"k": config.kv_dim, "v": config.kv_dim} if with_kv else {})
         for part, size in rows.items():
-            self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, size, config.qkv_bias))
+            projected = 2 * size if part == "q" and self.has_gate else size
+            self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, projected, config.qkv_bias))
             if config.qk_norm and part != "v":
                 self.add_module(f"{part}_norm{suffix}", make_norm_of_heads(config, size // config.head_dim))
 
     def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
         suffix = "" if teacher else self.suffix
         heads = self.get_submodule(f"{part}_proj{suffix}")(x).unflatten(-1, self.head_shape)
+        if part == "q" and self.has_gate:
+            heads = heads[..., 0::2, :]
         return self.get_submodule(f"{part}_norm{suffix}")(heads) if self.qk_norm and part != "v" else heads
 
     def cached(self, k: Tensor, v: Tensor) -> KV:
@@ -60,14 +63,25 @@ class SwiftKVAttention(nn.Module):
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
+        gate = self._gate(x, teacher)
         q = self.query(x, layout, teacher).transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[BLIND if self.is_blind and not teacher else self.window]
         if self.sinks is not None:
-            return self.o_proj(self._with_sinks(q, k, v, mask).transpose(1, 2).flatten(2))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+            out = self._with_sinks(q, k, v, mask)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        out = out.transpose(1, 2)
+        return self.o_proj((out if gate is None else out * gate).flatten(2))
+
+    def _gate(self, x: Tensor, teacher: bool) -> Tensor | None:
+        """What the result is multiplied by ``[B, T, heads, head_dim]``, where attention has a gate."""
+        if not self.has_gate:
+            return None
+        suffix = "" if teacher else self.suffix
+        both = self.get_submodule(f"q_proj{suffix}")(x).unflatten(-1, self.head_shape)
+        return both[..., 1::2, :].float().sigmoid().to(x.dtype)
 
     def _with_sinks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention ``[B, heads, T, head_dim]`` where each head has one key more, without a value, whose score is its

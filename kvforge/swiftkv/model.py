@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.latent_attention import SwiftKVLatentAttention
 from kvforge.swiftkv.norms import make_norm, norm_before
+from kvforge.swiftkv.state_mixers import STATES
 from kvforge.swiftkv.token_layout import Layout, make_layout
 from model_defs import ModelConfig
 from model_defs.experts import ClampedGate, Experts
@@ -109,8 +110,12 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.input_layernorm = norm_before(config)
-        attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
-        self.self_attn = attention(config, layer, with_teacher)
+        self.keeps_state = config.is_linear(layer)
+        if self.keeps_state:
+            self.linear_attn = STATES[type(config.linear)](config, layer, with_teacher)
+        else:
+            attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
+            self.self_attn = attention(config, layer, with_teacher)
         self.norms = config.layer_norms
         self.add_module(self.norms.before_mlp, norm_before(config))
         sizes, has_experts = config.experts, config.has_experts(layer)
@@ -120,12 +125,23 @@ class DecoderLayer(nn.Module):
         for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
             self.add_module(name, make_norm(config, config.hidden_size))
 
-    def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
-        """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""
+    def forward(
+        self,
+        hidden: Tensor,
+        kv: KV | None,
+        layout: Layout,
+        teacher: bool = False,
+        single_input: Tensor | None = None,
+    ) -> Tensor:
+        """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself, as
+        states do without ``single_input``, a layer's own input where it keeps one."""
         x = self.input_layernorm(hidden)
-        if kv is None:
-            kv = self.self_attn.key_value(x, layout, teacher)
-        hidden = hidden + self._branch(self.self_attn(x, kv, layout, teacher), self.norms.of_attention)
+        if self.keeps_state:
+            mixed = self.linear_attn(x, single_input, layout)
+        else:
+            kv = self.self_attn.key_value(x, layout, teacher) if kv is None else kv
+            mixed = self.self_attn(x, kv, layout, teacher)
+        hidden = hidden + self._branch(mixed, self.norms.of_attention)
         return hidden + self._branch(self.mlp(self.get_submodule(self.norms.before_mlp)(hidden)), self.norms.of_mlp)
 
     def _branch(self, x: Tensor, norm: str) -> Tensor:
@@ -168,11 +184,11 @@ class Decoder(nn.Module):
         shared: dict[int, KV] = {}
         for index in range(config.cut, config.num_layers):
             layer, owner, kv, last = self.layers[index], config.owner_of_layer[index], None, hidden
-            if single_input is not None:
+            if single_input is not None and not layer.keeps_state:
                 if owner == index:
                     shared[owner] = layer.self_attn.key_value(single_input, layout)
                 kv = shared[owner]
-            hidden = layer(hidden, kv, layout, teacher)
+            hidden = layer(hidden, kv, layout, teacher, single_input)
         return self.norm(hidden), last
 
 

@@ -32,11 +32,13 @@ class Rotation:
 @dataclass(frozen=True)
 class Layout:
     """``rotations`` by a model's ``rope_of`` and ``rope_of_own`` a layer; ``masks`` by attention window: bool
-    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same; ``growth``
-    ``[B or 1, T, 1]`` is what queries are multiplied by, where the model says so."""
+    ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same; ``positions`` int64 ``[B
+    or 1, T]`` are those of tokens in their samples; ``growth`` ``[B or 1, T, 1]`` is what queries are multiplied by,
+    where the model says so."""
 
     rotations: Mapping[RopeConfig, Rotation]
     masks: Mapping[int, Tensor | None]
+    positions: Tensor
     growth: Tensor | None = None
 
     def rotate(self, heads: Tensor, rope: RopeConfig) -> Tensor:
@@ -71,7 +73,7 @@ def make_layout(
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
     if answers is not None:
         masks[BLIND] = _blind_mask(positions, same, answers.to(device), config.num_anchors)
-    return Layout(rotations, masks, query_growth(config.query_growth, positions))
+    return Layout(rotations, masks, positions, query_growth(config.query_growth, positions))
 
 
 def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.device | str = "cpu") -> Layout:
@@ -84,7 +86,7 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)
     }
-    return Layout(rotations, masks, query_growth(config.query_growth, positions))
+    return Layout(rotations, masks, positions, query_growth(config.query_growth, positions))
 
 
 def _rotations(config: ModelConfig, length: int, positions: Tensor) -> dict[RopeConfig, Rotation]:

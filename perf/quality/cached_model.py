@@ -72,7 +72,7 @@ class CachedModel:
             rope: replace(each, cos=each.cos[:, start:], sin=each.sin[:, start:])
             for rope, each in layout.rotations.items()
         }
-        return Layout(rotations, {window: visible for window in layout.masks})
+        return replace(layout, rotations=rotations, masks=dict.fromkeys(layout.masks, visible))
 
 
 class MergedPairs:

@@ -124,3 +124,33 @@ CHAINS_TEACHER = TeacherConfig(
 """The tiny teacher trained on, on chains alone: more hops than an upper half of its layers could follow by itself."""
 CHAINS_DOCUMENTS = Stage(512, 3200, max_steps=1, min_density=0.3, chain_hops=8)
 """What the students of that teacher are distilled on."""
+HYBRID_SIZES = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512},
+}
+"""What tiny models of layers that keep a state have in place of these."""
+
+
+def _kinds(state: str) -> dict[str, Any]:
+    """Attention in layers 1 and 5 of eight."""
+    return {"layer_types": ["full_attention" if layer in (1, 5) else state for layer in range(8)]}
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "attention alone": {},
+    "gated convolutions": {
+        **{"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "norm_eps": 1e-5, "conv_L_cache": 3},
+        **{"block_auto_adjust_ff_dim": False, **_kinds("conv")},
+    },
+    "Mamba-2": {
+        **{"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 4},
+        **{"mamba_d_state": 16, "mamba_n_groups": 1, "num_local_experts": 0, "shared_intermediate_size": 128},
+        **{"position_embedding_type": "rope", **_kinds("mamba")},
+    },
+    "gated delta rule": {
+        **{"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+        **_kinds("linear_attention"),
+    },
+}
+"""By what such layers compute, beside one with attention alone."""

@@ -37,16 +37,17 @@ auto kernel() -> decltype(&isa_portable::scan) {
 at::Tensor mamba2_scan(
     const at::Tensor& xbc_in, const at::Tensor& steps_in, const at::Tensor& decay_log_in,
     const at::Tensor& step_bias_in, const at::Tensor& skip_in, const at::Tensor& query_start_in,
-    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& state_pool) {
+    const at::Tensor& state_read_in, const at::Tensor& state_write_in, at::Tensor& state_pool, bool has_queries) {
   check_float(kOp, "xbc", xbc_in, 2);
   check_tensor(kOp, "state_pool", state_pool, at::kFloat, {-1, -1, -1, -1});
   TORCH_CHECK(state_pool.is_contiguous(), kOp, ": state_pool must be contiguous");
   const int64_t tokens = xbc_in.size(0), rows = state_pool.size(0), heads = state_pool.size(1);
   const int64_t state_dim = state_pool.size(2), head_dim = state_pool.size(3);
   const int64_t of_groups = xbc_in.size(1) - heads * head_dim;
-  TORCH_CHECK(heads > 0 && state_dim > 0 && of_groups > 0 && of_groups % (2 * state_dim) == 0, kOp, ": xbc must have ",
-              heads * head_dim, " columns of x and some of B and C, not ", xbc_in.size(1));
-  const int64_t groups = of_groups / (2 * state_dim);
+  const int64_t of_group = (has_queries ? 2 : 1) * state_dim;
+  TORCH_CHECK(heads > 0 && state_dim > 0 && of_groups > 0 && of_groups % of_group == 0, kOp, ": xbc must have ",
+              heads * head_dim, " columns of x and some of B", has_queries ? " and C" : "", ", not ", xbc_in.size(1));
+  const int64_t groups = of_groups / of_group;
   TORCH_CHECK(heads % groups == 0, kOp, ": xbc has ", groups, " groups, which ", heads, " heads are not a multiple of");
   const at::Tensor steps = float32_tensor(kOp, "steps", steps_in, {tokens, heads});
   const at::Tensor decay_log = float32_tensor(kOp, "decay_log", decay_log_in, {heads});
@@ -57,7 +58,7 @@ at::Tensor mamba2_scan(
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor xbc = xbc_in.stride(1) == 1 ? xbc_in : xbc_in.contiguous();
-  at::Tensor out = at::empty({tokens, heads, head_dim}, xbc.options());
+  at::Tensor out = at::empty({has_queries ? tokens : 0, heads, head_dim}, xbc.options());
   at::Tensor factors = at::empty({2, tokens, heads}, steps.options());
   float *step = factors.mutable_data_ptr<float>(), *decay = step + tokens * heads;
   const float *raw = steps.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
@@ -72,6 +73,7 @@ at::Tensor mamba2_scan(
       .xbc = xbc.const_data_ptr(),
       .token_stride = xbc.stride(0),
       .is_bf16 = xbc.scalar_type() == at::kBFloat16,
+      .has_queries = has_queries,
       .step = step,
       .decay = decay,
       .skip = skip.const_data_ptr<float>(),

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int64_t kVectors = kScanColumns / kLanes;
 
-// Brings a state [state_dim, kScanColumns] up to date by the outer product of b and added, and gives its product with c:
-// sums of even and of odd rows, then of both.
+// Brings a state [state_dim, kScanColumns] up to date by the outer product of b and added, and with queries gives its
+// product with c: sums of even and of odd rows, then of both.
+template <bool has_queries>
 void pass(
     float* state, int64_t state_dim, float decay, const float* b, const float* c, const float* added, vfloat* found) {
   vfloat sums[2][kVectors] = {}, column[kVectors];
@@ -22,7 +23,7 @@ void pass(
       float* place = state + i * kScanColumns + v * kLanes;
       const vfloat s = multiply_add(broadcast(b[i]), column[v], load(place) * decay);
       store(place, s);
-      sums[parity][v] = multiply_add(broadcast(c[i]), s, sums[parity][v]);
+      if constexpr (has_queries) sums[parity][v] = multiply_add(broadcast(c[i]), s, sums[parity][v]);
     }
   };
   int64_t i = 0;
@@ -34,7 +35,7 @@ void pass(
   for (int64_t v = 0; v < kVectors; ++v) found[v] = sums[0][v] + sums[1][v];
 }
 
-template <typename Element>
+template <typename Element, bool has_queries>
 void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t first, float* scratch) {
   const int64_t n = a.state_dim, p = a.head_dim, count = p - first < kScanColumns ? p - first : kScanColumns;
   const int64_t group = head / (a.heads / a.groups), inner = a.heads * p;
@@ -48,14 +49,16 @@ void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t first, flo
     const Element* token = static_cast<const Element*>(a.xbc) + t * a.token_stride;
     widen(token + head * p + first, x, count);
     widen(token + inner + group * n, b, n);
-    widen(token + inner + (a.groups + group) * n, c, n);
+    if constexpr (has_queries) widen(token + inner + (a.groups + group) * n, c, n);
     const float step = a.step[t * a.heads + head];
     for (int64_t v = 0; v < kVectors; ++v) store(added + v * kLanes, load(x + v * kLanes) * step);
     vfloat found[kVectors];
-    pass(state, n, a.decay[t * a.heads + head], b, c, added, found);
-    for (int64_t v = 0; v < kVectors; ++v)
-      store(x + v * kLanes, multiply_add(broadcast(a.skip[head]), load(x + v * kLanes), found[v]));
-    narrow(x, static_cast<Element*>(a.out) + (t * a.heads + head) * p + first, count);
+    pass<has_queries>(state, n, a.decay[t * a.heads + head], b, c, added, found);
+    if constexpr (has_queries) {
+      for (int64_t v = 0; v < kVectors; ++v)
+        store(x + v * kLanes, multiply_add(broadcast(a.skip[head]), load(x + v * kLanes), found[v]));
+      narrow(x, static_cast<Element*>(a.out) + (t * a.heads + head) * p + first, count);
+    }
     if (a.state_write[t] >= 0) copy_rows(state, kScanColumns, row(a.state_write[t]), p, n, count);
   }
 }
@@ -65,7 +68,12 @@ void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t first, flo
 namespace KVFORGE_ISA {
 
 void scan(const Mamba2Scan& args, int64_t sequence, int64_t head, int64_t first, float* scratch) {
-  args.is_bf16 ? run<bf16>(args, sequence, head, first, scratch) : run<float>(args, sequence, head, first, scratch);
+  if (args.has_queries)
+    args.is_bf16 ? run<bf16, true>(args, sequence, head, first, scratch)
+                 : run<float, true>(args, sequence, head, first, scratch);
+  else
+    args.is_bf16 ? run<bf16, false>(args, sequence, head, first, scratch)
+                 : run<float, false>(args, sequence, head, first, scratch);
 }
 
 }  // namespace KVFORGE_ISA

@@ -8,9 +8,9 @@ namespace kvforge {
 constexpr int64_t kScanColumns = 32;  // of a state that a task has: 128 rows of them stay in the first cache
 
 struct Mamba2Scan {
-  const void* xbc;  // [T, heads * head_dim + 2 * groups * state_dim], in elements
+  const void* xbc;  // [T, heads * head_dim + 2 * groups * state_dim], in elements; without queries less C
   int64_t token_stride;
-  bool is_bf16;
+  bool is_bf16, has_queries;
   const float* step;  // [T, heads], how much of a token a head takes up
   const float* decay;  // [T, heads], what a token multiplies the state by
   const float* skip;  // [heads]
@@ -18,7 +18,7 @@ struct Mamba2Scan {
   const int32_t* state_read;  // checked against the pool
   const int32_t* state_write;
   float* pool;  // [rows, heads, state_dim, head_dim]
-  void* out;  // [T, heads, head_dim], contiguous
+  void* out;  // [T, heads, head_dim], contiguous; without queries it is not written
   int64_t groups, heads, state_dim, head_dim;
 };
 

@@ -19,7 +19,7 @@ OPERATOR = define(
         reference,
         version=3,
         writes=("conv_pool",),
-        graphs=("lower",),
+        graphs=("lower", "upper"),
         # No contraction: the sums of a channel are then the same wherever its tokens stand.
         variants={"cpu_kernel.cpp": Variants(flags=("-ffp-contract=off",))},
     ),

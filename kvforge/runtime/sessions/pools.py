@@ -68,9 +68,10 @@ def allocate_pools(
 
 
 def upper_pools(manifest: Manifest, pools: Pools) -> Pools:
-    """Return those that the upper graph is given: of owners that it reads, and S of layers that keep a state."""
-    first = len(pools) - len(manifest.model.upper_linear)
-    return [*pools[manifest.upper_pools], *(pool[1:] for pool in pools[first:])]
+    """Return those that the upper graph is given: of owners that it reads, and what layers that keep a state read."""
+    model, first = manifest.model, len(pools) - len(manifest.model.upper_linear)
+    of_states = [pool[model.linear.first_read :] for pool in pools[first:]] if model.linear is not None else []
+    return [*pools[manifest.upper_pools], *of_states]
 
 
 def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:

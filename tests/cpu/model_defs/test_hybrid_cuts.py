@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
@@ -25,14 +25,15 @@ from kvforge.runtime.scoring.score import score
 from kvforge.runtime.speculation.drafting import Drafting
 from model_defs import ModelError, load_config
 from model_defs.reference import reference_logits
-from model_defs.weights import weight_specs
-from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
+from model_defs.weights import is_teacher_only, weight_specs
+from tests.support.models.checkpoints import MAMBA, SMALL, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, config_of, model_error, roundings_error
 from tests.support.schedules.drafters import AdversarialDrafter
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
 NEXT, DENSE, MOE = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+LFM, GRANITE, BAMBA = "lfm2", "granitemoehybrid", "bamba"
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128, max_draft_len=3)
 LINEAR, FULL = "linear_attention", "full_attention"
 CUTS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
@@ -41,13 +42,48 @@ CUTS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "no sharing": (MOE, 3, 1, {"num_hidden_layers": 6, "full_attention_interval": 2}),
     "groups of two, the last one smaller": (DENSE, 1, 2, {"num_hidden_layers": 7, "full_attention_interval": 2}),
     "a long convolution": (NEXT, 2, 1, {"num_hidden_layers": 5, "linear_conv_kernel_dim": 6}),
+    "gated convolutions": (LFM, 2, 1, {"num_hidden_layers": 6, "full_attn_idxs": [1, 4]}),
+    "longer ones alone above it": (LFM, 1, 2, {"num_hidden_layers": 3, "full_attn_idxs": [0], "conv_L_cache": 5}),
+    "the shortest ones, groups": (
+        LFM,
+        2,
+        2,
+        {"num_hidden_layers": 7, "full_attn_idxs": [1, 2, 4, 6], "conv_L_cache": 2},
+    ),
+    "Mamba-2": (GRANITE, 1, 1, {**MAMBA, "num_hidden_layers": 4}),
+    "Mamba-2 beside experts": (
+        GRANITE,
+        2,
+        2,
+        {**MAMBA, "num_local_experts": 8, "layer_types": [FULL, LINEAR, LINEAR, FULL, FULL, LINEAR, FULL]},
+    ),
+    "Mamba-2, odd sizes": (
+        GRANITE,
+        2,
+        1,
+        {
+            **{"layer_types": [LINEAR, FULL, LINEAR, FULL, LINEAR], "mamba_n_heads": 9, "mamba_n_groups": 3},
+            **{"mamba_d_state": 7, "mamba_d_conv": 7, "hidden_size": 72, "mamba_d_head": 16, "num_attention_heads": 3},
+            **{"num_key_value_heads": 1, "tie_word_embeddings": True, "position_embedding_type": "nope"},
+        },
+    ),
+    "Mamba-2 with biases": (
+        BAMBA,
+        3,
+        1,
+        {
+            **{"num_hidden_layers": 6, "attn_layer_indices": [2, 4], "mamba_n_groups": 2, "mamba_d_conv": 2},
+            **{"attention_bias": True, "mlp_bias": True},
+        },
+    ),
 }
 
 
 def checkpoint(folder: Path, case: str) -> Path:
     family, cut, group_size, fields = CUTS[case]
     layers = {"num_hidden_layers": len(fields["layer_types"])} if "layer_types" in fields else {}
-    return make_checkpoint(folder / "c", family, cut=cut, group_size=group_size, **layers, **fields)
+    more = {"layer_types": None} if "full_attn_idxs" in fields else {}
+    return make_checkpoint(folder / "c", family, cut=cut, group_size=group_size, **fields | layers | more)
 
 
 def tokens_of(count: int = 80) -> Tensor:
@@ -80,7 +116,9 @@ def test_what_an_owner_is_and_a_state_keeps() -> None:
     assert state_bytes(config, "float32") == 4 * (6 * 4 * 12 * 16 + 3 * (2 * 112 + 4 * 88))
 
 
-@pytest.mark.parametrize("case", ["no sharing", "groups of two, the last one smaller"])
+@pytest.mark.parametrize(
+    "case", ["no sharing", "groups of two, the last one smaller", "gated convolutions", "Mamba-2 beside experts"]
+)
 def test_generation_is_that_of_the_reference(case: str, tmp_path: Path) -> None:
     """In chunks, from snapshots, and with drafts of which some are right; every token is the reference's."""
     path = checkpoint(tmp_path, case)
@@ -147,6 +185,47 @@ def test_rewire_makes_states_of_the_layers_own_tensors(family: str, init: str, t
     assert not any(key.startswith(f"{name}.in_proj_") and "_swiftkv" not in key for key in made)
 
 
+OTHER_STATES = {
+    "gated convolutions": (LFM, {"num_hidden_layers": 6, "full_attn_idxs": [1, 4], "layer_types": None}),
+    "Mamba-2": (GRANITE, {**MAMBA, "num_hidden_layers": 4}),
+    "Mamba-2 with biases": (
+        BAMBA,
+        {"num_hidden_layers": 5, "attn_layer_indices": [1, 3], "attention_bias": True, "mamba_n_groups": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_STATES)
+@pytest.mark.parametrize("init", ["copy", "fold"])
+def test_with_equal_inputs_of_all_layers_the_model_is_the_teacher(case: str, init: str, tmp_path: Path) -> None:
+    """Where no layer above the cut but the last adds anything, and norms have equal gains."""
+    family, fields = OTHER_STATES[case]
+    path = make_checkpoint(tmp_path / "c", family, **fields)
+    stored, last = load_file(path / "model.safetensors"), fields["num_hidden_layers"] - 1
+    norms = "input_layernorm" if family != LFM else "operator_norm"
+    gain = stored[f"model.layers.{last}.{norms}.weight"]
+    for name, tensor in stored.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        if 2 <= layer < last and any(part in name for part in ("out_proj", "o_proj", "down", "output_linear", ".w2.")):
+            tensor.zero_()
+        if f".{norms}." in name:
+            tensor.copy_(gain)
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, init=init, drop_teacher=True))
+    opened = open_model(tmp_path / "r")
+    config, tokens = read_model_config(opened), tokens_of(40)
+    check_weights(opened, config)
+    assert last in config.upper_linear and config.cut == 2
+    made = load_weights(tmp_path / "r")
+    assert not any(is_teacher_only(name, 2) for name in made)
+    wanted, found = (reference_logits(config_of(p), load_weights(p), tokens) for p in (path, tmp_path / "r"))
+    assert_near(found, wanted, model_error(config, len(tokens)))
+    made["model.layers.2.input_layernorm.weight"] = 2 * gain
+    other = reference_logits(config, made, tokens)
+    made["model.norm_swiftkv.weight"] = 2 * made["model.norm_swiftkv.weight"]
+    assert not torch.equal(reference_logits(config, made, tokens), other)
+
+
 def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, num_hidden_layers=4)
     for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
@@ -162,8 +241,8 @@ def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
         match="Layers that keep a state are not supported in this model: its cut is blind; take another kind of",
     ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, num_anchors=4))
-    cut = make_checkpoint(tmp_path / "cut", DENSE, cut=2)
-    with pytest.raises(CheckpointError, match=f"a model of type {DENSE}, which kvforge does not distil or calibrate"):
+    cut = make_checkpoint(tmp_path / "cut", NEXT, cut=2)
+    with pytest.raises(CheckpointError, match=f"a model of type {NEXT}, which kvforge does not distil or calibrate"):
         distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts", DistillConfig())
 
 
@@ -172,7 +251,7 @@ def test_a_build_is_not_calibrated_with_a_cut(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, cut=2, dtype=torch.bfloat16)
     options = dataclasses.replace(OPTIONS, weight_dtype="int4", dtype="bfloat16")
     assert eager_session(path, options).manifest.calibration is None
-    with pytest.raises(BuildError, match="linear attention above a cut, where a state of every token would be in mem"):
+    with pytest.raises(BuildError, match="layers above a cut that keep a state, which of every token would be in memory"):
         eager_session(path, dataclasses.replace(options, calibration="package"))
 
 
@@ -236,3 +315,28 @@ def test_costs_of_a_cut_by_hand() -> None:
     assert full_token(config, 7).total == 2 * everything + updates + 6 * read + 2 * 4 * 64 * 7
     with pytest.raises(ModelError, match="its cut is blind"):
         dataclasses.replace(config, num_anchors=2)
+
+
+@pytest.mark.parametrize("family", [LFM, GRANITE])
+def test_costs_of_a_cut_of_other_states_by_hand(family: str) -> None:
+    """Survivors convolve once more than other tokens."""
+    kinds = [LINEAR, FULL, LINEAR, LINEAR, LINEAR, FULL]
+    fields = {"full_attn_idxs": [1, 4]} if family == LFM else MAMBA | {"layer_types": kinds}
+    hf = {**SMALL, **fields, "model_type": f"{family}_swiftkv", "num_hidden_layers": 6, "num_key_value_layers": 3}
+    config = load_config(hf | ({"block_auto_adjust_ff_dim": False} if family == LFM else {"num_local_experts": 0}))
+    sizes = {spec.name: spec.num_parameters for spec in weight_specs(config) if len(spec.shape) == 2}
+    below = ("layers.0.", "layers.1.", "layers.2.", "single_input.", "state_input.")
+    lower = sum(size for name, size in sizes.items() if name.startswith(below))
+    everything = sum(sizes.values()) - (0 if config.tie_embeddings else sizes["embed.weight"])
+    assert step_weights(config) == everything
+    if family == LFM:
+        read, update, own = 64, (2 * 3 + 1) * 64, (2 * 3 + 1) * 64
+        numbers = 4 * (2 * 2 * 64 + 2 * 3 * 64)
+    else:
+        channels, inner = 128 + 2 * 2 * 20, 128
+        read, update, own = 2 * 21 * inner, 3 * 20 * inner + 2 * 4 * channels, 2 * 4 * channels
+        numbers = 4 * (4 * 20 * inner + 2 * 3 * channels + 2 * 4 * channels)
+    assert state_bytes(config, "float32") == numbers
+    heads, dim = config.num_heads, config.head_dim
+    assert skipped_token(config, 100).total == 2 * lower + 4 * update + 2 * read + 4 * heads * dim * 50.5
+    assert full_token(config, 7).total == 2 * everything + 4 * (update + read) + 2 * own + 2 * 4 * heads * dim * 7

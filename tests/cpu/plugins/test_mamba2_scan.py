@@ -59,6 +59,17 @@ def test_each_token_may_write_its_state():
         assert torch.equal(alone[0], pool[count - 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_are_the_same_without_queries(dtype, isa):
+    args = arguments()
+    args[0] = args[0].to(dtype)
+    pool = args[8].clone()
+    plugins.mamba2_scan(*args)
+    args[0] = args[0][:, : -GROUPS * STATE]
+    got = plugins.mamba2_scan(*args[:8], pool, has_queries=False)
+    assert torch.equal(pool, args[8]) and got.shape == (0, HEADS, DIM) and got.dtype == dtype
+
+
 @pytest.mark.parametrize(
     ("index", "value", "name"),
     [

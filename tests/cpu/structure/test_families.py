@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from model_defs import ModelConfig, families, load_config
 from model_defs.weights import weight_specs
-from tests.support.models.checkpoints import SMALL, own_fields
+from tests.support.models.checkpoints import SMALL, keeps_states, own_fields
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("kvforge", "model_defs", "plugins", "perf")
@@ -76,7 +76,7 @@ def test_a_family_is_in_the_file_of_its_name(name: str) -> None:
 def test_what_a_family_says_of_itself_is_true(name: str) -> None:
     """Its traits are those of its configurations, with and without a cut; the common names stay as they are."""
     family = families()[name]
-    cuts = ({}, {"num_key_value_layers": 2, "key_value_group_size": 2, "early_exit": family.is_trained})
+    cuts = ({}, {"num_key_value_layers": 2, "key_value_group_size": 2, "early_exit": not keeps_states(name)})
     for cut in cuts if family.is_rewired else cuts[:1]:
         config: ModelConfig = load_config(
             {**SMALL, **own_fields(name, SMALL), **cut, "model_type": f"{name}_swiftkv" if cut else name}

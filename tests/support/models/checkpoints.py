@@ -22,16 +22,6 @@ ALL_FAMILIES = {
 }
 """transformers' configuration and model of every family that it has."""
 
-FAMILIES = {
-    name: classes
-    for name, classes in ALL_FAMILIES.items()
-    if families()[name].is_rewired and families()[name].is_trained
-}
-"""Those that have a SwiftKV form and a model to train."""
-
-WITH_HEADS = {name: classes for name, classes in FAMILIES.items() if not hasattr(classes[0], "kv_lora_rank")}
-"""Those of them whose layers have projections to K and V, which can be fitted, and no latent attention."""
-
 SMALL: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -103,6 +93,21 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {"layer_types": ["full_attention"] * fields["num_hidden_layers"], **plain}
 
+
+def keeps_states(family: str) -> bool:
+    """Whether layers of its small models keep a state, so that cuts have no early exit."""
+    return load_config({**SMALL, **own_fields(family, SMALL), "model_type": family}).linear is not None
+
+
+FAMILIES = {
+    name: classes
+    for name, classes in ALL_FAMILIES.items()
+    if families()[name].is_rewired and families()[name].is_trained and not keeps_states(name)
+}
+"""Those that have a SwiftKV form and a model to train, with whatever a cut may have."""
+
+WITH_HEADS = {name: classes for name, classes in FAMILIES.items() if not hasattr(classes[0], "kv_lora_rank")}
+"""Those of them whose layers have projections to K and V, which can be fitted, and no latent attention."""
 
 MAMBA: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
