@@ -251,7 +251,7 @@ def test_a_build_is_not_calibrated_with_a_cut(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, cut=2, dtype=torch.bfloat16)
     options = dataclasses.replace(OPTIONS, weight_dtype="int4", dtype="bfloat16")
     assert eager_session(path, options).manifest.calibration is None
-    with pytest.raises(BuildError, match="layers above a cut that keep a state, which of every token would be in memory"):
+    with pytest.raises(BuildError, match="layers above a cut that keep a state, which of every token would be in mem"):
         eager_session(path, dataclasses.replace(options, calibration="package"))
 
 
