@@ -66,10 +66,22 @@ def test_tokens_equal_one_at_a_time(cache: str, tmp_path: Path, seeds: Seeds) ->
     assert num_different == 0 and min(counts[name] for name in ("reused", "aborted", "skipped")) > 0, (gaps, counts)
 
 
-@pytest.mark.parametrize("cache", ["fp32", "int8 weights"])
-@pytest.mark.parametrize("family", ["granitemoehybrid", "lfm2", "nemotron_h"])
-def test_tokens_of_other_states_equal_one_at_a_time(family: str, cache: str, tmp_path: Path, seeds: Seeds) -> None:
-    session = CountingSession(session_of(checkpoint(tmp_path, family), CACHES[cache]))
+STATES = [
+    *(
+        (family, cache, None)
+        for family in ("granitemoehybrid", "lfm2", "nemotron_h")
+        for cache in ("fp32", "int8 weights")
+    ),
+    *((family, "fp32", 2) for family in ("granitemoehybrid", "lfm2")),
+]
+"""Families, caches and cuts."""
+
+
+@pytest.mark.parametrize(("family", "cache", "cut"), STATES)
+def test_tokens_of_other_states_equal_one_at_a_time(
+    family: str, cache: str, cut: int | None, tmp_path: Path, seeds: Seeds
+) -> None:
+    session = CountingSession(session_of(checkpoint(tmp_path, family, cut), CACHES[cache]))
     _, num_different, gaps, counts = compare(session, seeds(16, 200), snapshot_every=1, num_snapshots=12)
     assert num_different == 0 and min(counts[name] for name in ("reused", "aborted", "skipped")) > 0, (gaps, counts)
 
