@@ -280,7 +280,7 @@ def plot(report: Report, path: Path) -> None:
     """The share of the uncut model's score over both costs, the papers' points as stars."""
     rows = [row for row in report["rows"] if "refused" not in row]
     kinds = list(dict.fromkeys(row["model"] for row in rows))
-    with panels(path, 10, 4.2, 2, legend=6) as both:
+    with panels(path, 8, 4, 2, legend=0) as both:
         for axes, cost, place_ in zip(both, ("read", "first_token"), (2, 3), strict=True):
             for mark, kind in zip("osD^v<>", kinds, strict=False):
                 own = [row for row in rows if row["model"] == kind]
@@ -289,11 +289,12 @@ def plot(report: Report, path: Path) -> None:
                 axes.plot(paper[place_], 100 * paper[1], "k*", ms=7)
                 axes.annotate(paper[0], (paper[place_], 100 * paper[1]), fontsize=6)
         for row in rows:
-            if row["is_best"]:
-                told = row["name"].partition(" + ")[2]
-                both[0].annotate(told, (row["read"], 100 * row["share"]), fontsize=5, va="top")
+            told = row["name"].partition(" + ")[2]
+            if row["is_best"] and told:
+                both[0].annotate(told, (row["read"], 100 * row["share"]), fontsize=6, va="top", rotation=-60)
         both[0].set(xlabel="cache read a decoded token, of uncut bf16", ylabel="score, % of uncut bf16")
         both[1].set(xlabel="time to first token, of uncut bf16")
+        both[1].legend(fontsize=6, loc="lower left")
 
 
 def notes(report: Report) -> str:
