@@ -2,8 +2,6 @@
 
 import hashlib
 import warnings
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from model_defs.weights import weight_specs
 
 AUTO, NONE, PACKAGE = "auto", "none", "package"
 """What an option may be besides the path of a text: the package's for a model that is not too large, whose layers above
-a cut keep no state, and whose tokenizer is for such texts."""
+a cut keep no state, and whose tokenizer takes it."""
 
 MAX_AUTOMATIC_PARAMETERS = {"int8": 5 * 10**8, **dict.fromkeys(INT4_WEIGHTS, 2 * 10**9)}
 """Beyond, rounding by a text takes minutes on a few cores for what little int8 loses, and many minutes for int4, and is
@@ -100,8 +98,6 @@ def calibration_of(
     num_tokens = min(NUM_TOKENS, config.max_position)
     try:
         samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
-        if options.calibration == AUTO:
-            _check_samples(samples)
     except KvforgeError as error:
         if options.calibration != AUTO:
             raise
@@ -113,15 +109,6 @@ def calibration_of(
         )
         return None
     return Calibration(samples, name)
-
-
-def _check_samples(samples: Sequence[Sequence[int]]) -> None:
-    """Raise KvforgeError where the samples are mostly one token, as of a tokenizer that knows no words: by such inputs
-    weights are rounded for those alone."""
-    counts = Counter(token for sample in samples for token in sample)
-    (token, count), *_ = counts.most_common(1)
-    if 2 * count > counts.total():
-        raise KvforgeError(f"The tokenizer makes token {token} of most of it; give a text by --calibration.")
 
 
 def text_hash(options: BuildOptions) -> str | None:
