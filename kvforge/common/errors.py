@@ -30,7 +30,8 @@ class CheckpointError(KvforgeError):
 
 
 class CheckpointWarning(UserWarning):
-    """A file of a checkpoint says what its tensors or another of its files do not; the message says which was taken."""
+    """A file of a checkpoint says what its tensors or another of its files do not, or is not fit for what is mostly
+    done; the message says which was taken, or what is done instead."""
 
 
 class EngineError(KvforgeError):

@@ -1,6 +1,7 @@
 """By which text the weights of an engine are rounded: the package's, the user's, or by none."""
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.common.errors import BuildError, CheckpointWarning, KvforgeError
 from kvforge.common.number_formats import INT4_WEIGHTS, QUANTIZED_WEIGHT_BYTES
 from kvforge.compiler.convert import EMBEDDING, basis_of, fuse, has_codes
 from kvforge.compiler.options import BuildOptions, ResolvedOptions
@@ -18,8 +19,8 @@ from model_defs import ModelConfig
 from model_defs.weights import weight_specs
 
 AUTO, NONE, PACKAGE = "auto", "none", "package"
-"""What an option may be besides the path of a text: the package's for a model that is not too large and whose layers
-above a cut keep no state."""
+"""What an option may be besides the path of a text: the package's for a model that is not too large, whose layers above
+a cut keep no state, and whose tokenizer takes it."""
 
 MAX_AUTOMATIC_PARAMETERS = {"int8": 5 * 10**8, **dict.fromkeys(INT4_WEIGHTS, 2 * 10**9)}
 """Beyond, rounding by a text takes minutes on a few cores for what little int8 loses, and many minutes for int4, and is
@@ -73,8 +74,8 @@ def calibration_of(
 
     Raises:
         BuildError: a text for weights that the checkpoint has in 4 bits already.
-        KvforgeError: the text cannot be read, or is too short.
-        CheckpointError: the tokenizer gives tokens that the model has not.
+        KvforgeError: the text that was asked for cannot be read, or is too short.
+        CheckpointError: the tokenizer gives tokens of it that the model has not.
     """
     if not may_calibrate(options):
         return None
@@ -95,7 +96,18 @@ def calibration_of(
     text = _text(options)
     name = PACKAGE if text == PACKAGE_TEXT else _hash(text)
     num_tokens = min(NUM_TOKENS, config.max_position)
-    samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
+    try:
+        samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
+    except KvforgeError as error:
+        if options.calibration != AUTO:
+            raise
+        warnings.warn(
+            f"Weights of {checkpoint.path} are rounded to the nearest, not by the text that comes with kvforge. "
+            f"{error}",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+        return None
     return Calibration(samples, name)
 
 

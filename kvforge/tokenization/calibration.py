@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvforge.common.errors import CheckpointError, KvforgeError
+from kvforge.common.errors import CheckpointError, KvforgeError, first_line
+from kvforge.common.native_calls import panics_as
 from kvforge.tasks.prompt import make_example
 from kvforge.tokenization.files import read_tokenizer, spread_pieces, tokens_before_text
 
@@ -45,15 +46,28 @@ def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: in
     """Return up to ``num_samples`` pieces of ``num_tokens`` tokens, evenly spread over the text of ``path``.
 
     Every piece begins with what the tokenizer puts before a text. Raises KvforgeError when the file cannot be read
-    as UTF-8 or is shorter than one piece.
+    as UTF-8 or is shorter than one piece, the tokenizer fails on it, or a piece has no room for any of it.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise KvforgeError(f"The calibration text {path} cannot be read as UTF-8: {error}.") from None
-    body = tokenizer.encode(text, add_special_tokens=False).ids
-    prefix = tokens_before_text(tokenizer)
+    try:
+        with panics_as(KvforgeError, f"The tokenizer fails on the calibration text {path}; give another text."):
+            body = tokenizer.encode(text, add_special_tokens=False).ids
+            prefix = tokens_before_text(tokenizer)
+    except KvforgeError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise KvforgeError(
+            f"The tokenizer fails on the calibration text {path} ({first_line(error)}); give another text."
+        ) from None
     step = num_tokens - len(prefix)
+    if step < 1:
+        raise KvforgeError(
+            f"A sample of {num_tokens} tokens has no room for text behind the {len(prefix)} tokens that the tokenizer "
+            "begins with; give longer ones."
+        )
     if len(body) < step:
         raise KvforgeError(
             f"The calibration text {path} has {len(body)} tokens and one sample needs {step}; give a longer text, or "

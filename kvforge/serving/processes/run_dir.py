@@ -60,9 +60,10 @@ class EngineState:
 
 def make_run_dir() -> Path:
     """A new directory for one server's files. Raises OSError when there is no room for one."""
-    # A Unix socket's path takes 107 bytes at most, and Triton starts stubs by an unquoted line of a shell.
+    # A Unix socket's path takes 107 bytes at most, Triton starts stubs by an unquoted line of a shell, and a library to
+    # preload lies here, whose path ends at a colon.
     folder = tempfile.gettempdir()
-    usable = len(os.fsencode(folder)) <= 60 and shlex.quote(folder) == folder
+    usable = len(os.fsencode(folder)) <= 60 and shlex.quote(folder) == folder and ":" not in folder
     return Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=folder if usable else "/tmp"))
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,21 +17,44 @@ logger = logging.getLogger("kvforge.serve")
 
 SOURCE = Path(__file__).with_name("stub_waits.cpp")
 PRELOAD = "LD_PRELOAD"
+COMPILE_TIMEOUT_S = 60.0
+_IS_HIDDEN = (sys.executable, "-I", "-S", "-c", f"import os; raise SystemExit({PRELOAD!r} in os.environ)")
+"""Ends with 0 where the library was loaded, which hides itself. Where it cannot be, every program says so and goes on:
+a folder that is mounted noexec or has a colon in its name, a compiler for another machine."""
 
 
 def with_stub_waits(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return `environment` for tritonserver, with a library that is compiled into `folder`; as it was where that fails,
     which is logged."""
-    compiler = os.environ.get("CXX") or "g++"
     library = folder / "stub_waits.so"
-    failure = f"there is no {compiler!r}"
-    if path := shutil.which(compiler):
-        patience = f"-DPATIENCE_S={HUNG_AFTER_S:.0f}"
-        command = [path, "-shared", "-fPIC", "-O1", patience, "-o", str(library), str(SOURCE), "-ldl"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if not result.returncode:
-            others = [environment[PRELOAD]] if environment.get(PRELOAD) else []
-            return {**environment, PRELOAD: ":".join([str(library), *others])}
-        failure = f"{SOURCE.name} did not compile ({(result.stderr.strip().splitlines() or ['no message'])[-1]})"
+    try:
+        failure = _failure(library)
+    except OSError as error:
+        failure = f"{error.filename or 'a program'} cannot be run ({error.strerror})"
+    except subprocess.TimeoutExpired as error:
+        failure = f"{error.cmd[0]} did not end in {error.timeout:.0f} s"
+    if failure is None:
+        others = [environment[PRELOAD]] if environment.get(PRELOAD) else []
+        return {**environment, PRELOAD: ":".join([str(library), *others])}
     logger.warning("tritonserver may crash after a pause of a second: %s", failure)
     return dict(environment)
+
+
+def _failure(library: Path) -> str | None:
+    """Compile `library`; return why it cannot be preloaded, or None."""
+    compiler = os.environ.get("CXX") or "g++"
+    if (path := shutil.which(compiler)) is None:
+        return f"there is no {compiler!r}"
+    patience = f"-DPATIENCE_S={HUNG_AFTER_S:.0f}"
+    compiled = _run(path, "-shared", "-fPIC", "-O1", patience, "-o", str(library), str(SOURCE), "-ldl")
+    if compiled.returncode:
+        said = compiled.stderr.decode(errors="replace").strip().splitlines()
+        return f"{SOURCE.name} did not compile ({(said or ['no message'])[-1]})"
+    if _run(*_IS_HIDDEN, preload=str(library)).returncode:
+        return f"{library}, which {path} made, cannot be preloaded"
+    return None
+
+
+def _run(*command: str, preload: str | None = None) -> subprocess.CompletedProcess[bytes]:
+    environment = os.environ if preload is None else {**os.environ, PRELOAD: preload}
+    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S)

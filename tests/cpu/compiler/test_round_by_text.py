@@ -1,13 +1,18 @@
 """Weights that are rounded by what a text makes of their inputs, when an engine is built."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split, Whitespace
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.common.errors import BuildError, CheckpointError, KvforgeError
+from kvforge.common.errors import BuildError, CheckpointError, CheckpointWarning, KvforgeError
 from kvforge.compiler import build_engine
 from kvforge.compiler.calibration import PACKAGE, Calibration, calibration_of, may_calibrate
 from kvforge.compiler.convert import basis_of, fuse
@@ -22,6 +27,7 @@ from plugins.packed_linear.by_inputs import round_by_inputs, round_to_bytes_by_i
 from plugins.packed_linear.int4 import round_to_codes
 from plugins.packed_linear.packing import pack, pack_codes
 from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
+from tests.support.models.text_tokenizers import byte_level
 
 STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-swiftkv"
 SAMPLES = [
@@ -173,6 +179,55 @@ def test_larger_models_are_rounded_by_a_text_where_it_is_asked_for(
     for weights, calibration, is_found in (("int8", "auto", False), ("int8", "package", True), ("int4", "auto", True)):
         options = BuildOptions(weight_dtype=weights, calibration=calibration, page_size=8)
         assert (calibration_of(options, resolve_of(path, options), *opened(path)) is not None) == is_found
+
+
+NOT_FOR_TEXTS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
+    "one word": (lambda: words(None, the=1), "has 1 tokens and one sample needs 512"),
+    "no unknown words": (lambda: Tokenizer(WordLevel({"the": 1})), r"fails on the calibration text .*UNK.*; give an"),
+    "tokens that the model lacks": (lambda: words(Whitespace(), the=400), "gives token 400, but the model has 320"),
+    "a panic": (lambda: panicking(), "fails on the calibration text .*; give another text"),
+    "a long beginning": (lambda: with_beginning(512), "no room for text behind the 512 tokens"),
+}
+
+
+def words(pre_tokenizer: Whitespace | None, **known: int) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel({"<unk>": 0, **known}, unk_token="<unk>"))
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    return tokenizer
+
+
+def panicking() -> Tokenizer:
+    """The search for the pattern exceeds its limit."""
+    tokenizer = byte_level().backend
+    tokenizer.pre_tokenizer = Split(Regex(r"([a-z ]+)+\d$"), "isolated")
+    return tokenizer
+
+
+def with_beginning(count: int) -> Tokenizer:
+    tokenizer = byte_level().backend
+    tokenizer.add_special_tokens(["<s>"])
+    number = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single=["<s>"] * count + ["$A"], special_tokens=[("<s>", number)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("case", NOT_FOR_TEXTS)
+def test_weights_of_models_of_other_things_than_texts_are_rounded_to_the_nearest(case: str, tmp_path: Path) -> None:
+    """Unless a text is asked for, which is then refused."""
+    make, message = NOT_FOR_TEXTS[case]
+    path = make_checkpoint(tmp_path / "c", num_hidden_layers=1, dtype=torch.bfloat16)
+    make().save(str(path / "tokenizer.json"))
+
+    def found(calibration: str) -> Calibration | None:
+        options = BuildOptions(weight_dtype="int8", calibration=calibration, page_size=8)
+        return calibration_of(options, resolve_of(path, options), *opened(path))
+
+    nearest = "rounded to the nearest, not by the text that comes with kvforge. "
+    with pytest.warns(CheckpointWarning, match=f"{nearest}.*{message}"):
+        assert found("auto") is None
+    with pytest.raises(KvforgeError, match=message):
+        found("package")
 
 
 def test_codes_of_a_checkpoint_are_not_rounded_again(tmp_path: Path) -> None:

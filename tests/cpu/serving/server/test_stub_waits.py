@@ -4,12 +4,15 @@ import errno
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from kvforge.serving.processes.run_dir import make_run_dir
 from kvforge.serving.server import stub_waits
 from kvforge.serving.server.stub_waits import PRELOAD, with_stub_waits
 
@@ -81,3 +84,46 @@ def test_without_a_compiler_tritonserver_starts_as_it_is(
     monkeypatch.setenv("CXX", "false")
     assert with_stub_waits({"A": "b"}, tmp_path) == {"A": "b"}
     assert "stub_waits.cpp did not compile (no message)" in caplog.text
+
+
+NO_LIBRARY = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo nothing > "$2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("this is no program", r"/cxx cannot be run \(Exec format error\)"),
+        ("#!/bin/sh\nexec sleep 600\n", "/cxx did not end in 1 s"),
+        (NO_LIBRARY, "/stub_waits.so, which .*/cxx made, cannot be preloaded"),
+    ],
+)
+def test_with_a_compiler_that_is_none_tritonserver_starts_as_it_is(
+    compiler: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cxx").write_text(compiler)
+    (tmp_path / "cxx").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
+    if "sleep" in compiler:
+        monkeypatch.setattr(stub_waits, "COMPILE_TIMEOUT_S", 1.0)
+    with caplog.at_level(logging.INFO):
+        assert with_stub_waits({"A": "b"}, tmp_path) == {"A": "b"}
+    assert re.search(message, caplog.text)
+
+
+def test_a_folder_that_the_loader_takes_for_two_is_not_preloaded_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a server's folder have such a name."""
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    with caplog.at_level(logging.INFO):
+        assert with_stub_waits({"A": "b"}, folder) == {"A": "b"}
+    assert "a:b/stub_waits.so, which " in caplog.text and "cannot be preloaded" in caplog.text
+    with tempfile.TemporaryDirectory(prefix="a:", dir="/tmp") as named:
+        monkeypatch.setattr(tempfile, "tempdir", named)
+        run_dir = make_run_dir()
+        run_dir.rmdir()
+    assert ":" not in str(run_dir)
