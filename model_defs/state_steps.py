@@ -36,12 +36,15 @@ class StateReads:
     query_start: Tensor
     survivor_state: Tensor
     nowhere: Tensor
+    no_step: Tensor
+    """float32 ``[R, 1]``"""
 
     @classmethod
     def of(cls, rows: Tensor) -> "StateReads":
         """Return it for the survivors' ``rows`` int32 ``[R]``."""
         starts = torch.arange(rows.shape[0] + 1, dtype=torch.int32, device=rows.device)
-        return cls(starts, rows, torch.full_like(rows, -1))
+        no_step = torch.full_like(rows, -torch.inf, dtype=torch.float32)[:, None]
+        return cls(starts, rows, torch.full_like(rows, -1), no_step)
 
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +53,7 @@ class StateReads:
 
     def no_steps(self, columns: int) -> Tensor:
         """Return float32 ``[R, columns]`` of what a state neither forgets nor takes anything up by."""
-        return torch.full((self.nowhere.shape[0], columns), -torch.inf, device=self.nowhere.device)
+        return self.no_step.repeat(1, columns)
 
 
 class SingleInputStates(nn.Module):

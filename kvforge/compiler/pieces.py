@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 from kvforge.manifest import GraphCalls, PackageCall, calls_file, package_file, piece_file, save_calls
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_NORM = re.compile(r"norm(_\w+)?\.weight$")
+_INSIDE = re.compile(r"norm(_\w+)?\.weight$|\.state\.")
+"""Weights that begin no piece: what updates states may be behind all layers, for all those above a cut."""
 
 
 @dataclass
@@ -149,7 +150,7 @@ def _returned(graph: fx.Graph) -> list[Any]:
 def _owner(node: fx.Node, weights: dict[str, str]) -> str | None:
     """Return the layer whose projections a node uses, "other" for weights of no layer, None where there are neither."""
     names = [weights[source.name] for source in node.all_input_nodes if source.name in weights]
-    names = [name for name in names if not _NORM.search(name)]
+    names = [name for name in names if not _INSIDE.search(name)]
     if not names:
         return None
     match = _LAYER.match(names[0])

@@ -50,6 +50,7 @@ def _failure(library: Path) -> str | None:
     if compiled.returncode:
         said = compiled.stderr.decode(errors="replace").strip().splitlines()
         return f"{SOURCE.name} did not compile ({(said or ['no message'])[-1]})"
+    library.chmod(0o700)
     if _run(*_IS_HIDDEN, preload=str(library)).returncode:
         return f"{library}, which {path} made, cannot be preloaded"
     return None

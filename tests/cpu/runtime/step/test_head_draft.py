@@ -133,6 +133,7 @@ def test_while_nothing_is_drafted_there_are_no_entries(tmp_path, monkeypatch, cu
     comes behind a gap follows in the pages."""
     calls, written = itertools.count(), {}
     monkeypatch.setattr(DraftLength, "is_due", lambda self, num_sequences: next(calls) % 9 > 5)
+    monkeypatch.setattr(DraftLength, "num_rests", lambda self, num_sequences: 0)
     monkeypatch.setattr(DraftLength, "choose", lambda self, n, free: dict(free) if next(calls) % 2 else {})
     monkeypatch.setattr(head_draft, "MAX_WAITING", 1)
     take = HeadDraft._take
