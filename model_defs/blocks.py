@@ -32,5 +32,5 @@ def make_blocks(config: ModelConfig, layers: range) -> nn.ModuleDict:
 
 def make_updates(config: ModelConfig) -> dict[str, nn.Module]:
     """Return by their numbers what updates the states of the layers above the cut that keep one."""
-    make = UPDATES[type(config.linear)] if config.upper_linear else None
-    return {str(layer): nn.ModuleDict({"state": make(config.linear)}) for layer in config.upper_linear if make}
+    make = UPDATES[type(config.linear)]
+    return {str(layer): nn.ModuleDict({"state": make(config.linear)}) for layer in config.upper_linear}

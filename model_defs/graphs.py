@@ -347,7 +347,9 @@ class UpperGraph(PositionedGraph):
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip((*config.owners_above, *config.upper_linear), pools, strict=True))
-            reads = StateReads.of(past_cut[0]) if config.upper_linear else None
+            reads = None
+            if config.linear is not None and config.upper_linear:
+                reads = StateReads.of(past_cut[0], config.linear)
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 if self.draft is not None and layer in self.draft.layers:

@@ -78,9 +78,8 @@ class LinearBlock(Block):
         queries, gate = self.qz(hidden, self.input_norm).split(self.parts, dim=-1)
         queries = F.silu(queries.float()).to(hidden.dtype)
         qkv = F.pad(queries, (0, sum(self.parts)))
-        heads = self.gate_shape[0]
-        none = torch.zeros(heads, device=hidden.device)
-        read = gated_delta_rule(qkv, reads.no_steps(2 * heads), none, none, *reads.rows, pool[0])
+        none = torch.zeros(self.gate_shape[0], device=hidden.device)
+        read = gated_delta_rule(qkv, reads.no_steps, none, none, *reads.rows, pool[0])
         return self._finish(hidden, read, gate)
 
     def _finish(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:

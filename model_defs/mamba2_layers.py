@@ -74,7 +74,7 @@ class Mamba2Block(Block):
         xbc = self.state.read(queries, pool[0], reads)
         skip = self.skip[: self.num_state_heads].float()
         none = torch.zeros_like(skip)
-        mixed = mamba2_scan(xbc, reads.no_steps(self.num_state_heads), none, none, skip, *reads.rows, pool[1])
+        mixed = mamba2_scan(xbc, reads.no_steps, none, none, skip, *reads.rows, pool[1])
         return self._finish(hidden, mixed, gate)
 
     def _finish(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:

@@ -36,24 +36,20 @@ class StateReads:
     query_start: Tensor
     survivor_state: Tensor
     nowhere: Tensor
-    no_step: Tensor
-    """float32 ``[R, 1]``"""
+    no_steps: Tensor
+    """float32 ``[R, gates]`` of a layer: by these a state neither forgets nor takes anything up"""
 
     @classmethod
-    def of(cls, rows: Tensor) -> "StateReads":
+    def of(cls, rows: Tensor, kind: StateLayers) -> "StateReads":
         """Return it for the survivors' ``rows`` int32 ``[R]``."""
         starts = torch.arange(rows.shape[0] + 1, dtype=torch.int32, device=rows.device)
-        no_step = torch.full_like(rows, -torch.inf, dtype=torch.float32)[:, None]
-        return cls(starts, rows, torch.full_like(rows, -1), no_step)
+        no_steps = torch.full((rows.shape[0], kind.input_rows[1]), -torch.inf, device=rows.device)
+        return cls(starts, rows, torch.full_like(rows, -1), no_steps)
 
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """As operators on states take them."""
         return self.query_start, self.survivor_state, self.nowhere
-
-    def no_steps(self, columns: int) -> Tensor:
-        """Return float32 ``[R, columns]`` of what a state neither forgets nor takes anything up by."""
-        return self.no_step.repeat(1, columns)
 
 
 class SingleInputStates(nn.Module):

@@ -40,12 +40,14 @@ class SwiftKVAttention(nn.Module):
             if config.qk_norm and part != "v":
                 self.add_module(f"{part}_norm{suffix}", make_norm_of_heads(config, size // config.head_dim))
 
-    def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
-        suffix = "" if teacher else self.suffix
+    def _heads(self, x: Tensor, part: str, teacher: bool) -> tuple[Tensor, Tensor | None]:
+        """Return a projection's heads, and of q what the projection makes of their gates, where attention has some."""
+        suffix, gates = "" if teacher else self.suffix, None
         heads = self.get_submodule(f"{part}_proj{suffix}")(x).unflatten(-1, self.head_shape)
         if part == "q" and self.has_gate:
-            heads = heads[..., 0::2, :]
-        return self.get_submodule(f"{part}_norm{suffix}")(heads) if self.qk_norm and part != "v" else heads
+            heads, gates = heads[..., 0::2, :], heads[..., 1::2, :]
+        normed = self.get_submodule(f"{part}_norm{suffix}")(heads) if self.qk_norm and part != "v" else heads
+        return normed, gates
 
     def cached(self, k: Tensor, v: Tensor) -> KV:
         """Return what the cache gives back for K and V; ModelOpt's subclass overrides it."""
@@ -53,18 +55,23 @@ class SwiftKVAttention(nn.Module):
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
         """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
-        k = layout.rotate(self._heads(x, "k", teacher), self.teacher_rope if teacher else self.rope)
-        return self.cached(k, self._heads(x, "v", teacher))
+        k = layout.rotate(self._heads(x, "k", teacher)[0], self.teacher_rope if teacher else self.rope)
+        return self.cached(k, self._heads(x, "v", teacher)[0])
 
     def query(self, x: Tensor, layout: Layout, teacher: bool = False) -> Tensor:
         """Return rotated Q ``[B, T, heads, head_dim]`` of normalised ``x`` ``[B, T, hidden]``."""
-        q = layout.rotate(self._heads(x, "q", teacher), self.teacher_rope if teacher else self.rope)
-        return q if layout.growth is None else q * layout.growth[..., None].to(q.dtype)
+        return self._query(x, layout, teacher)[0]
+
+    def _query(self, x: Tensor, layout: Layout, teacher: bool) -> tuple[Tensor, Tensor | None]:
+        """Return it, and what its projection makes of the heads' gates."""
+        heads, gates = self._heads(x, "q", teacher)
+        q = layout.rotate(heads, self.teacher_rope if teacher else self.rope)
+        return (q if layout.growth is None else q * layout.growth[..., None].to(q.dtype)), gates
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
-        gate = self._gate(x, teacher)
-        q = self.query(x, layout, teacher).transpose(1, 2)
+        q, gates = self._query(x, layout, teacher)
+        q = q.transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[BLIND if self.is_blind and not teacher else self.window]
@@ -73,15 +80,7 @@ class SwiftKVAttention(nn.Module):
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         out = out.transpose(1, 2)
-        return self.o_proj((out if gate is None else out * gate).flatten(2))
-
-    def _gate(self, x: Tensor, teacher: bool) -> Tensor | None:
-        """What the result is multiplied by ``[B, T, heads, head_dim]``, where attention has a gate."""
-        if not self.has_gate:
-            return None
-        suffix = "" if teacher else self.suffix
-        both = self.get_submodule(f"q_proj{suffix}")(x).unflatten(-1, self.head_shape)
-        return both[..., 1::2, :].float().sigmoid().to(x.dtype)
+        return self.o_proj((out if gates is None else out * gates.float().sigmoid().to(x.dtype)).flatten(2))
 
     def _with_sinks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention ``[B, heads, T, head_dim]`` where each head has one key more, without a value, whose score is its
