@@ -101,6 +101,11 @@ def winogrande(path: Path) -> Rows:
     return rows
 
 
+def gsm8k(path: Path) -> Rows:
+    """The authors' file: one line a problem."""
+    return list(_lines(path))
+
+
 def mmlu(path: Path) -> Rows:
     """A subject's table, below a head: question, four choices, the right one's number."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -114,6 +119,9 @@ def _subject(path: Path) -> str:
     return path.stem.rsplit("_", 1)[0]
 
 
+GSM8K = "grade-school-math/grade_school_math/data"
+EXAMPLES = {"gsm8k": f"{GSM8K}/train.jsonl"}
+"""Benchmark to the file of which five rows are examples before each question."""
 FILES: Mapping[str, tuple[str, Callable[[Path], Rows], str, str]] = {
     "arc_challenge": ("RepE-Replication/data/arc_challenge.jsonl", arc_challenge, "arc/arc_challenge.yaml", "acc_norm"),
     "openbookqa": (
@@ -125,8 +133,9 @@ FILES: Mapping[str, tuple[str, Callable[[Path], Rows], str, str]] = {
     ),
     "hellaswag": ("hellaswag_text_data/hellaswag_val_full.txt.bz2", hellaswag, "hellaswag/hellaswag.yaml", "acc_norm"),
     "winogrande": ("FedLS/dataset/winogrande/test.json", winogrande, "winogrande/default.yaml", "acc"),
+    "gsm8k": (f"{GSM8K}/test.jsonl", gsm8k, "gsm8k/gsm8k.yaml", "exact_match,flexible-extract"),
 }  # fmt: skip
-"""Benchmark to its file, what reads it, the harness's definition, and the metric."""
+"""Benchmark to its file, what reads it, the harness's definition, and its metric (and filter)."""
 MMLU = "MLILAB-FedLLM/data/mmlu"
 
 
@@ -159,7 +168,10 @@ def task_definitions(sources: Path, folder: Path, limit: int) -> dict[str, tuple
     found: dict[str, tuple[list[str], str]] = {}
     for name, (file, read, definition, metric) in FILES.items():
         if (sources / file).is_file():
-            found[name] = [write_task(name, definition, {"test": read(sources / file)[:limit]}, folder)], metric
+            rows = {"test": read(sources / file)[:limit]}
+            if name in EXAMPLES:
+                rows["dev"] = read(sources / EXAMPLES[name])
+            found[name] = [write_task(name, definition, rows, folder)], metric
     tests = sorted((sources / MMLU / "test").glob("*_test.csv"))
     if tests:
         each = -(-limit // len(tests))

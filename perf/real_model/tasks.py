@@ -5,11 +5,12 @@
 SOURCES has checkouts of public repositories, of which nothing is kept here: ``RepE-Replication``
 (rugkqjem/RepE-Replication: ARC-Challenge), ``llm-eval`` (leticiacnavarro/llm-eval: PIQA), ``truthfulqa_experiments``
 (benedictflorance/truthfulqa_experiments: TruthfulQA, OpenBookQA), ``hellaswag_text_data`` (klosax/hellaswag_text_data:
-HellaSwag), ``FedLS`` (tunx-cyber/FedLS: WinoGrande), ``MLILAB-FedLLM`` (HaeChan0305/MLILAB-FedLLM: MMLU); what is not
-there is left out. Tasks are the harness's own, on the first --limit questions of each file, without examples but for
-MMLU's five. A score is the harness's accuracy (of ARC, OpenBookQA, PIQA and HellaSwag by the answer's length in
-characters), beside it the difference to transformers in bf16 on the same questions with its 95% interval. The harness's
-model of transformers needs accelerate, too. Writes OUTPUT.json and .md.
+HellaSwag), ``FedLS`` (tunx-cyber/FedLS: WinoGrande), ``grade-school-math`` (openai/grade-school-math: GSM8K),
+``MLILAB-FedLLM`` (HaeChan0305/MLILAB-FedLLM: MMLU); what is not there is left out. Tasks are the harness's own, on the
+first --limit questions of each file, without examples but for five of MMLU and GSM8K. A score is the harness's accuracy
+(of ARC, OpenBookQA, PIQA and HellaSwag by the answer's length in characters, of GSM8K by an answer's last number),
+beside it the difference to transformers in bf16 on the same questions with its 95% interval. The harness's model of
+transformers needs accelerate, too. Writes OUTPUT.json and .md.
 """
 
 import argparse
@@ -41,9 +42,12 @@ def scores_of(model: Any, tasks: dict[str, tuple[list[str], str]], manager: Any)
     found: dict[str, list[float]] = {}
     for name, (parts, metric) in tasks.items():
         results = simple_evaluate(model, tasks=parts, **common)
-        samples = results["samples"].values()
+        metric, _, filtered = metric.partition(",")
         found[name] = [
-            float(each[metric]) for own in samples for each in sorted(own, key=lambda each: int(each["doc_id"]))
+            float(each[metric])
+            for own in results["samples"].values()
+            for each in sorted(own, key=lambda each: int(each["doc_id"]))
+            if each["filter"] == (filtered or "none")
         ]
     return found
 

@@ -10,6 +10,7 @@ import pytest
 from kvforge.common.errors import KvforgeError
 from perf.real_model import tasks
 from perf.real_model.task_files import (
+    EXAMPLES,
     FILES,
     MMLU,
     arc_challenge,
@@ -61,6 +62,8 @@ def sources(tmp_path: Path) -> Path:
     wino = tmp_path / FILES["winogrande"][0]
     wino.parent.mkdir(parents=True)
     wino.write_text(json.dumps([{"instruction": gap.format("a cup"), "answer": "option1"}]))
+    lines(FILES["gsm8k"][0], {"question": "What is 2 + 3?", "answer": "It is <<2+3=5>>5.\n#### 5"})
+    lines(EXAMPLES["gsm8k"], *({"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)))
     for subject in ("anatomy", "astronomy"):
         head = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
         table(f"{MMLU}/test/{subject}_test.csv", head, ["Which one?", "a", "b", "c", "d", "2"], ["And?", *"efgh", "0"])
@@ -98,17 +101,43 @@ def test_the_harness_runs_its_own_tasks_on_them(sources: Path, engines, tmp_path
     folder = tmp_path / "tasks"
     folder.mkdir()
     chosen = task_definitions(sources, folder, limit=2)
-    assert [len(parts) for parts, _ in chosen.values()] == [1, 1, 1, 1, 1, 1, 2]
+    assert [len(parts) for parts, _ in chosen.values()] == [1, 1, 1, 1, 1, 1, 1, 2]
     model = EngineLM(engines.engine(SWIFTKV), show_progress=False)
     scores = tasks.scores_of(model, chosen, tasks.task_manager(folder))
     assert {name: len(own) for name, own in scores.items()} == {
-        "arc_challenge": 2, "openbookqa": 1, "piqa": 1, "truthfulqa_mc2": 1, "hellaswag": 2, "winogrande": 1, "mmlu": 2,
+        "arc_challenge": 2, "openbookqa": 1, "piqa": 1, "truthfulqa_mc2": 1, "hellaswag": 2, "winogrande": 1,
+        "gsm8k": 1, "mmlu": 2,
     }  # fmt: skip
     assert all(0 <= score <= 1 for own in scores.values() for score in own)
     assert 0 < scores["truthfulqa_mc2"][0] < 1  # a share of the probability, not a count
     several = {name: own for name, own in scores.items() if len(own) > 1}
     rows = tasks.rows_of("itself", several, several)
     assert [row["more"]["value"] for row in rows] == [0] * 3 and [row["same"] for row in rows] == [1] * 3
+
+
+def test_problems_are_scored_by_the_last_number(sources: Path, tmp_path: Path) -> None:
+    """Behind five examples, each question once, though the harness scores it by two filters."""
+    from lm_eval.api.model import LM
+
+    class Answers(LM):
+        prompts: tuple[str, ...] = ()
+
+        def generate_until(self, requests):
+            self.prompts += tuple(request.args[0] for request in requests)
+            return ["It has 3 and 2, so 5."] * len(requests)
+
+        def loglikelihood(self, requests):
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    chosen = {"gsm8k": task_definitions(sources, folder, limit=2)["gsm8k"]}
+    model = Answers()
+    assert tasks.scores_of(model, chosen, tasks.task_manager(folder)) == {"gsm8k": [1.0]}
+    (prompt,) = model.prompts
+    assert prompt.count("####") == 5 and prompt.endswith("Question: What is 2 + 3?\nAnswer:")
 
 
 def test_differences_are_of_pairs_and_tables_show_them() -> None:
