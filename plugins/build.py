@@ -164,13 +164,19 @@ def _path_of(compiler_version: str, extra_flags: tuple[str, ...]) -> Path:
     return cache_dir() / f"operators-{_key(compiler_version, extra_flags)}.so"
 
 
-def _compiler() -> tuple[str, str]:
+def find_compiler() -> str:
+    """Return where the C++ compiler is, ``$CXX`` if set, else ``g++``; raises PluginBuildError where there is none."""
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is None:
         raise PluginBuildError(
             f"No C++ compiler: {name!r} is not on PATH; install g++ (Debian, Ubuntu: apt install g++) or set CXX."
         )
+    return path
+
+
+def _compiler() -> tuple[str, str]:
+    path = find_compiler()
     result = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return path, result.stdout
 

@@ -8,7 +8,6 @@ holds its kernels, so one library runs all; to build plans with it, it is given 
 
 import argparse
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plugins.build import find_compiler
 from plugins.errors import PluginError
 from plugins.trt_launch import Launch, Recorder, formula_of, pack
 from plugins.trt_plugin import DATA_TYPES, Attributes, InPlace, PluginDefinition, SymbolicTensor, Tensors
@@ -106,11 +106,8 @@ def compile_library(headers: Path, library: Path, uses: Sequence[Use] = ()) -> N
         raise PluginError(
             f"{headers} has no NvInferRuntime.h; give the folder include of NVIDIA's repository TensorRT."
         )
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise PluginError("There is no C++ compiler; install g++, or name one in CXX.")
     try:
-        _compile(compiler, headers, library, uses)
+        _compile(find_compiler(), headers, library, uses)
     except OSError as error:
         raise PluginError(
             f"{library} cannot be written ({error.strerror}); name a file in a folder that is there and has room."

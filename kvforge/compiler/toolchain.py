@@ -1,15 +1,13 @@
 """The C++ compiler that AOTInductor and the operator kernels need at build time."""
 
-import os
-import shutil
-
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
+from kvforge.common.cxx import find_cxx
 from kvforge.common.errors import BuildError
 
 
 def check_compiler() -> None:
     """Raise BuildError when there is no C++ compiler on PATH: $CXX if set, else g++."""
-    if shutil.which(os.environ.get("CXX") or "g++") is None:
+    if find_cxx() is None:
         raise BuildError(
             "No C++ compiler was found, and building an engine needs one; install g++ "
             "(Debian and Ubuntu: apt-get install g++) or set CXX."

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
+from kvforge.common.cxx import cxx, find_cxx
 from kvforge.common.errors import KvforgeError
 from kvforge.common.extras import how_to_install
 from kvforge.common.hardware import available_memory_bytes
@@ -63,10 +64,9 @@ def _torch_version() -> Check:
 
 
 def _compiler() -> Check:
-    compiler = os.environ.get("CXX") or "g++"
-    path = shutil.which(compiler)
+    path = find_cxx()
     if path is None:
-        return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++", BUILD)
+        return Check("C++ compiler", "missing", f"no {cxx()}", "apt-get install g++", BUILD)
     line = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()
     return Check("C++ compiler", "ok", line[0] if line else path, needed_for=BUILD)
 

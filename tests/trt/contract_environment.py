@@ -12,13 +12,13 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from kvforge.common.cxx import find_cxx
 from plugins.build import cache_dir
 
 SHIM = Path(__file__).with_name("tensorrt_shim.cpp")
@@ -67,7 +67,7 @@ def _load_shims() -> None:
 
 
 def _shim(soname: str, lean: Path) -> Path:
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    compiler = find_cxx()
     if compiler is None:
         raise UnavailableError("no g++ to compile the stand-in for TensorRT's builder library")
     key = hashlib.sha256(SHIM.read_bytes() + str(lean).encode() + compiler.encode()).hexdigest()[:16]

@@ -5,12 +5,12 @@ Triton's Python backend does so after a second, and one of the two processes cra
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvforge.common.cxx import cxx, find_cxx
 from kvforge.serving.processes.run_dir import HUNG_AFTER_S
 
 logger = logging.getLogger("kvforge.serve")
@@ -42,9 +42,8 @@ def with_stub_waits(environment: Mapping[str, str], folder: Path) -> dict[str, s
 
 def _failure(library: Path) -> str | None:
     """Compile `library`; return why it cannot be preloaded, or None."""
-    compiler = os.environ.get("CXX") or "g++"
-    if (path := shutil.which(compiler)) is None:
-        return f"there is no {compiler!r}"
+    if (path := find_cxx()) is None:
+        return f"there is no {cxx()!r}"
     patience = f"-DPATIENCE_S={HUNG_AFTER_S:.0f}"
     compiled = _run(path, "-shared", "-fPIC", "-O1", patience, "-o", str(library), str(SOURCE), "-ldl")
     if compiled.returncode:

@@ -5,7 +5,6 @@ The sanitizers' library has to be loaded before Python, so the tests run in a pr
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import plugins
+from kvforge.common.cxx import find_cxx
 from plugins import build
 
 HERE = Path(__file__).parent
@@ -26,8 +26,8 @@ SELECTED = (
 
 def sanitizer_libraries() -> list[str]:
     """The run-time libraries that must be loaded first; none where the compiler has no sanitizers."""
-    compiler = os.environ.get("CXX") or "g++"
-    if shutil.which(compiler) is None:
+    compiler = find_cxx()
+    if compiler is None:
         return []
     found = []
     for name in ("libasan.so", "libubsan.so"):
@@ -93,8 +93,9 @@ print("done")
 def test_an_overflow_of_one_element_is_found(sanitized, tmp_path):
     source, library = tmp_path / "planted.cpp", tmp_path / "planted.so"
     source.write_text(PLANTED)
-    compiler = os.environ.get("CXX") or "g++"
-    subprocess.run([compiler, *build._FLAGS, *build.SANITIZE, "-shared", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [build.find_compiler(), *build._FLAGS, *build.SANITIZE, "-shared", str(source), "-o", str(library)], check=True
+    )
     results = [
         subprocess.run(
             [sys.executable, "-c", CALL, str(library), str(count)], env=sanitized, capture_output=True, text=True
