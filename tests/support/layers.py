@@ -74,9 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.add_marker(layer_of(files[item]))
     if config.getoption("--quick"):
-        left_out = [item for item in items if not _is_quick(item, durations.get(files[item], {}))]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        quick = {item: _is_quick(item, durations.get(files[item], {})) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not quick[item]])
+        items[:] = [item for item in items if quick[item]]
     seconds = {file: sum(each for name, each in found.items() if name[:1] != "@") for file, found in durations.items()}
     items.sort(key=lambda item: -seconds.get(files[item], 0.0))
 
