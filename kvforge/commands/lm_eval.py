@@ -32,7 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores. Raises KvforgeError for an unknown task or a data set that is not there."""
-    show = display_of(args).bars and not args.json
+    display = display_of(args)
+    show = display.bars and not args.json
     if not show:
         os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars; tqdm reads it when it is imported
 
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         for score in run_paper_tasks(args.engine, tasks, args.limit, args.include_path, show):
             scores.append(score)
+            if not show:
+                display.note(f"{score.name}: {score.metric} {score.value:.3f}")
     finally:  # the scores of tasks before one that fails, hours of work perhaps, are printed too
         if scores and args.json:
             print(json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2))

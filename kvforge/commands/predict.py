@@ -86,23 +86,20 @@ def run_scorer(args: argparse.Namespace) -> int:
     """Score and train, with progress on standard error; prints one line, or JSON."""
     from dataclasses import replace
 
-    from tqdm import tqdm
-
     from kvforge.prediction.scorer_training import LOOP as DEFAULTS
     from kvforge.prediction.scorer_training import ScorerOptions, train_scorer
 
     loop = replace(DEFAULTS, **given(args, _SCORER_LOOP))
     options = ScorerOptions(args.hidden_units, args.num_samples, args.num_tokens, args.calibration, loop)
-    show = not args.json and display_of(args).bars
-    with tqdm(total=args.num_samples, unit="text", leave=False, disable=not show) as bar:
+    with display_of(args).progress("text") as show:
         summary = train_scorer(
             checkpoint_of(args, args.source),
             args.output,
             options,
             work=args.work,
             overwrite=args.force,
-            progress=show,
-            scoring=lambda done, total: bar.update(done - bar.n),
+            progress=not args.json and not display_of(args).quiet,
+            scoring=lambda done, total: show(done, total, "scoring"),
         )
     if args.json:
         print(json.dumps(asdict(summary), indent=1))

@@ -30,18 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantize, with a progress bar on standard error; prints one line (or JSON) at the end."""
-    from tqdm import tqdm
-
+    """Quantize, with progress on standard error; prints one line (or JSON) at the end."""
     from kvforge.quantize import quantize_checkpoint
 
     checkpoint = checkpoint_of(args, args.checkpoint)
-    with tqdm(total=args.num_samples, unit="sample", leave=False, disable=not display_of(args).bars) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total, bar.n = total, done
-            bar.refresh()
-
+    with display_of(args).progress("sample") as show:
         summary = quantize_checkpoint(
             checkpoint,
             args.output,
@@ -50,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             num_samples=args.num_samples,
             num_tokens=args.num_tokens,
             overwrite=args.force,
-            progress=show,
+            progress=lambda done, total: show(done, total, ""),
         )
     if args.json:
         print(json.dumps(asdict(summary), indent=1))

@@ -91,22 +91,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rewire, with a progress bar on standard error; prints tables and one line, or JSON."""
-    from tqdm import tqdm
-
+    """Rewire, with progress on standard error; prints tables and one line, or JSON."""
     from kvforge.rewire import RewireOptions, rewire_checkpoint
     from kvforge.rewire.report import describe
 
     args.num_anchors = anchors_of([args.cut_kind], args.num_anchors)[0]
     options = RewireOptions(**{field.name: getattr(args, field.name) for field in fields(RewireOptions)})
     source = checkpoint_of(args, args.source)
-    with tqdm(leave=False, disable=args.json or not display_of(args).bars) as bar:
-
-        def show(stage: str, done: int, total: int) -> None:
-            bar.set_description(stage, refresh=False)
-            bar.total, bar.n = total, done
-            bar.refresh()
-
+    with display_of(args).progress("step") as show:
         summary = rewire_checkpoint(
             source,
             args.output,
@@ -114,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             calibration=args.calibration,
             plot=args.plot,
             overwrite=args.force,
-            progress=show,
+            progress=lambda stage, done, total: show(done, total, stage),
         )
     print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary))
     return 0
