@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from model_defs.channel_delta import ChannelDelta
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.gated_conv import GatedConv
@@ -110,7 +111,7 @@ class ModelConfig:
     per_layer_input: int = 0
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
-    linear: LinearAttention | GatedConv | Mamba2 | None = None
+    linear: ChannelDelta | GatedConv | LinearAttention | Mamba2 | None = None
     attention_gate: bool = False
     attention_sinks: bool = False
     unrotated_layers: tuple[int, ...] = ()
@@ -219,7 +220,6 @@ class ModelConfig:
             "its cut is blind; take another kind of cut": self.is_blind,
             "it has an early exit; take it without": self.early_exit,
             "its layers share caches": bool(self.layer_owners),
-            "its attention is latent": self.latent is not None,
             "some of its layers have a sliding window": any(self.layer_windows),
             "its layers have norms behind attention and MLP": self.branch_norms or not self.pre_norms,
             "its layers have inputs or a scalar of their own": bool(self.per_layer_input) or self.layer_scalar,

@@ -1,5 +1,6 @@
 """Layers that keep a state in plain torch, as ``model_defs.reference`` takes them: one sequence, with linear attention
-token by token (Gated DeltaNet, arXiv 2412.06464, section 3), and Mamba-2 (arXiv 2405.21060, section 7.1)."""
+token by token (Gated DeltaNet, arXiv 2412.06464, and Kimi Delta Attention, arXiv 2510.26692, section 3 of both), and
+Mamba-2 (arXiv 2405.21060, section 7.1)."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_defs.channel_delta import ChannelDelta
 from model_defs.linear import LinearAttention
 from model_defs.mamba2 import Mamba2
 
@@ -44,17 +46,40 @@ def linear_attention(
     v = v.unflatten(-1, (-1, linear.value_dim))
     rate, step = rate.to(wide).sigmoid(), step.to(wide) + weights[f"{name}.dt_bias"].to(wide)
     decay = (-weights[f"{name}.A_log"].to(wide).exp() * F.softplus(step)).exp()
-    state = v.new_zeros(linear.num_value_heads, linear.key_dim, linear.value_dim)
-    results = []
-    for t in range(len(x)):
-        state = decay[t, :, None, None] * state
-        missing = v[t] - (state * k[t, :, :, None]).sum(1)
-        state = state + k[t, :, :, None] * (rate[t, :, None] * missing)[:, None]
-        results.append((state * q[t, :, :, None]).sum(1) * linear.key_dim**-0.5)
-    result = torch.stack(results).to(x.dtype).to(wide)
+    result = _delta_ruled(q, k, v, rate, decay[..., None]).to(x.dtype).to(wide)
     normed = result / (result.square().mean(-1, keepdim=True) + eps).sqrt()
     normed = weights[f"{name}.norm.weight"] * normed.to(x.dtype)
     return (normed * F.silu(gate.to(wide))).to(x.dtype).flatten(1)
+
+
+def channel_delta(
+    kind: ChannelDelta,
+    project: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    eps: float,
+    single_input: Tensor | None = None,
+) -> Tensor:
+    """The same where each key channel has a decay."""
+    wide, suffix = torch.promote_types(x.dtype, torch.float32), "" if single_input is None else "_swiftkv"
+    source = x if single_input is None else single_input
+
+    def convolved(part: str) -> Tensor:
+        return F.silu(_convolved(project(source, f"{name}.{part}_proj{suffix}"), weights[conv.format(part)]))
+
+    conv = f"{name}.{{}}_conv1d{suffix}.weight"
+    queries = convolved("q") if single_input is None else F.silu(project(x, f"{name}.q_proj{suffix}"))
+    q, k, v = (part.to(wide).unflatten(-1, (-1, kind.head_dim)) for part in (queries, convolved("k"), convolved("v")))
+    q, k = (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt() for heads in (q, k))
+    step = project(project(source, f"{name}.f_a_proj{suffix}"), f"{name}.f_b_proj").to(wide)
+    step = F.softplus(step + weights[f"{name}.dt_bias"].to(wide)).unflatten(-1, (-1, kind.head_dim))
+    decay = (-weights[f"{name}.A_log"].to(wide).exp().view(-1, 1) * step).exp()
+    rate = project(source, f"{name}.b_proj{suffix}").to(wide).sigmoid()
+    result = _delta_ruled(q, k, v, rate, decay).to(x.dtype).to(wide)
+    gate = project(project(x, f"{name}.g_a_proj{suffix}"), f"{name}.g_b_proj").view_as(result).to(wide)
+    normed = result / (result.square().mean(-1, keepdim=True) + eps).sqrt() * weights[f"{name}.o_norm.weight"].to(wide)
+    return (normed * gate.sigmoid()).to(x.dtype).flatten(1)
 
 
 def gated_conv(
@@ -113,6 +138,19 @@ def mamba2(
     groups = result.unflatten(-1, (mamba.num_groups, -1))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1)
     return weights[f"{name}.norm.weight"] * normed.to(x.dtype)
+
+
+def _delta_ruled(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor) -> Tensor:
+    """What states give q ``[n, heads, key_dim]``, where k and v take part by ``rate`` ``[n, heads]``, and rows are
+    multiplied by ``decay`` ``[n, heads, key_dim or 1]`` before."""
+    state = v.new_zeros(*k.shape[1:], v.shape[-1])
+    results = []
+    for t in range(len(q)):
+        state = decay[t, :, :, None] * state
+        missing = v[t] - (state * k[t, :, :, None]).sum(1)
+        state = state + k[t, :, :, None] * (rate[t, :, None] * missing)[:, None]
+        results.append((state * q[t, :, :, None]).sum(1) * q.shape[-1] ** -0.5)
+    return torch.stack(results)
 
 
 def _convolved(channels: Tensor, gains: Tensor, own: Tensor | None = None) -> Tensor:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_defs.channel_delta import ChannelDelta
 from model_defs.config import ModelConfig
 from model_defs.gated_conv import GatedConv
 from model_defs.latent import LATENT_EPS
-from model_defs.linear_reference import gated_conv, linear_attention, mamba2
+from model_defs.linear_reference import channel_delta, gated_conv, linear_attention, mamba2
 from model_defs.mamba2 import Mamba2
 from model_defs.rope import inverse_frequencies
 from model_defs.rope_config import RopeConfig
@@ -301,15 +302,17 @@ def reference_hidden(
         """What the layer's attention or state adds, of the normed stream."""
         if config.linear is None or not config.is_linear(layer):
             return attended(layer, owner, x)
-        mixer = f"model.layers.{layer}.linear_attn"
+        mixer = f"model.layers.{layer}.{config.linear.module}"
         above = single_input if layer >= config.cut and config.is_swiftkv else None
-        if isinstance(config.linear, GatedConv):
+        if isinstance(config.linear, ChannelDelta):
+            result = channel_delta(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
+        elif isinstance(config.linear, GatedConv):
             result = gated_conv(linear, weights, x, mixer, above)
         elif isinstance(config.linear, Mamba2):
             result = mamba2(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
         else:
             result = linear_attention(config.linear, linear, weights, x, mixer, config.rms_norm_eps, above)
-        return linear(result, f"{mixer}.out_proj")
+        return linear(result, f"{mixer}.{config.linear.output}")
 
     def mlp(layer: int, x: Tensor) -> Tensor:
         """What the layer's MLP or experts add, of the normed stream."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from model_defs.errors import ModelError
 
@@ -29,6 +29,10 @@ class StateLayers(ABC):
 
     In a step no row is written twice, and none is read by one sequence and written by another.
     """
+
+    module: ClassVar[str] = "linear_attn"
+    output: ClassVar[str] = "out_proj"
+    """What ``model_defs.weights`` calls a layer's tensors, and its output projection."""
 
     layers: tuple[int, ...]
 
@@ -76,16 +80,36 @@ class StateLayers(ABC):
         return 0
 
     @property
+    def gate_matrix(self) -> tuple[int, int]:
+        """Outputs and inputs of the projection that makes the result's gate of what one of the stream gives; 0 where
+        that is the gate. It is quantized with others."""
+        return 0, 0
+
+    @property
+    def decay_matrix(self) -> tuple[int, int]:
+        """The same of what makes decays, which never is."""
+        return 0, 0
+
+    @property
     def input_parts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """What the single input makes for a layer above a cut, by the parts of its projection and with their outputs:
         what is quantized with others, and what never is."""
         return {}, {}
+
+    def input_name(self, part: str) -> str:
+        """Return what ``model_defs.weights`` calls the projection of such a part in a layer."""
+        return f"{self.module}.in_proj_{part}_swiftkv"
 
     @property
     def input_rows(self) -> tuple[int, int]:
         """The outputs of both."""
         rounded, exact = self.input_parts
         return sum(rounded.values()), sum(exact.values())
+
+    @property
+    def num_gates(self) -> int:
+        """Numbers of one token that say what a state forgets and takes up."""
+        return self.input_rows[1]
 
     @property
     @abstractmethod

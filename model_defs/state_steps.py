@@ -43,7 +43,7 @@ class StateReads:
     def of(cls, rows: Tensor, kind: StateLayers) -> "StateReads":
         """Return it for the survivors' ``rows`` int32 ``[R]``."""
         starts = torch.arange(rows.shape[0] + 1, dtype=torch.int32, device=rows.device)
-        no_steps = torch.full((rows.shape[0], kind.input_rows[1]), -torch.inf, device=rows.device)
+        no_steps = torch.full((rows.shape[0], kind.num_gates), -torch.inf, device=rows.device)
         return cls(starts, rows, torch.full_like(rows, -1), no_steps)
 
     @property

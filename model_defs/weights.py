@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from model_defs.channel_delta import ChannelDelta
 from model_defs.config import ModelConfig
 from model_defs.gated_conv import GatedConv
 from model_defs.latent import LatentAttention
@@ -25,7 +26,7 @@ FLOAT32 = frozenset({"score_bias", "decay_log", "decay_bias", "skip"})
 """Tensors that engines have in float32 whatever they compute in, by the last part of their names."""
 
 _PROJECTION = re.compile(
-    r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
+    r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm|conv1d)|(b|f_a|g_a)_proj|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
 )
 _OF_STATE = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(in_proj(_(qkvz|ba|qkv|z|b|a))?|conv1d)\.")
 _ROTATED = re.compile(r"\.(\d+)\.self_attn\.([qk])_(proj|norm)(_swiftkv)?\.")
@@ -202,6 +203,25 @@ def _linear_attention(
     yield _norm(f"{name}.result_norm", f"{source}.norm", linear.value_dim)
 
 
+def _channel_delta(kind: ChannelDelta, columns: int, name: str, source: str, is_above: bool) -> Iterator[WeightSpec]:
+    """Yield what such a layer has but its output projection; of the convolutions one matrix each."""
+    suffix, own, convolved = ("_swiftkv", "q", "kv") if is_above else ("", "qkv", "qkv")
+    inner, rank = kind.decay_matrix
+    projected = [(f"{source}.{part}_proj{suffix}", inner) for part in own]
+    yield from _linear(f"{name}.{own}z", [*projected, (f"{source}.g_a_proj{suffix}", rank)], columns, False)
+    if not is_above:
+        exact = [(f"{source}.b_proj", kind.num_heads), (f"{source}.f_a_proj", rank)]
+        yield from _linear(f"{name}.ba", exact, columns, False)
+    convolutions = [_convolution(kind.conv_width, inner, "", f"{source}.{part}_conv1d{suffix}") for part in convolved]
+    sources = tuple(source for each in convolutions for source in each.sources)
+    yield WeightSpec(f"{name}.state.conv", sources, len(sources))
+    yield _copied(f"{name}.state.decay_log", Source(f"{source}.A_log", (1, 1, kind.num_heads, 1)))
+    yield WeightSpec(f"{name}.state.decay_bias", (Source(f"{source}.dt_bias", (inner,)),))
+    yield from _linear(f"{name}.state.decays", [(f"{source}.f_b_proj", inner)], rank, False)
+    yield from _linear(f"{name}.gates", [(f"{source}.g_b_proj", inner)], rank, False)
+    yield _norm(f"{name}.result_norm", f"{source}.o_norm", kind.head_dim)
+
+
 def _gated_conv(kind: GatedConv, columns: int, name: str, source: str, is_above: bool) -> Iterator[WeightSpec]:
     """Yield what a layer with a gated convolution has but its output projection."""
     suffix, state = ("_swiftkv", f"{name}.state") if is_above else ("", name)
@@ -265,8 +285,10 @@ def _mixer(config: ModelConfig, layer: int, name: str, source: str) -> Iterator[
     if config.pre_norms:
         yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
     if config.linear is not None and config.is_linear(layer):
-        attention, is_above = f"{source}.linear_attn", layer >= config.cut
-        if isinstance(config.linear, GatedConv):
+        attention, is_above = f"{source}.{config.linear.module}", layer >= config.cut
+        if isinstance(config.linear, ChannelDelta):
+            yield from _channel_delta(config.linear, hidden, name, attention, is_above)
+        elif isinstance(config.linear, GatedConv):
             yield from _gated_conv(config.linear, hidden, name, attention, is_above)
         elif isinstance(config.linear, Mamba2):
             yield from _mamba2(config.linear, hidden, name, attention, is_above)
@@ -277,7 +299,9 @@ def _mixer(config: ModelConfig, layer: int, name: str, source: str) -> Iterator[
     else:
         yield from _latent_attention(config, config.latent, layer, name, attention, suffix)
     attended = config.attended_dim_of(layer)
-    output, has_bias = ("out_proj", False) if config.is_linear(layer) else ("o_proj", config.output_bias)
+    output, has_bias = "o_proj", config.output_bias
+    if config.linear is not None and config.is_linear(layer):
+        output, has_bias = config.linear.output, False
     yield from _linear(f"{name}.o", [(f"{attention}.{output}", hidden)], attended, has_bias)
     if config.branch_norms:
         yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
@@ -377,9 +401,12 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         if leaders:
             yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
         if config.linear is not None and config.upper_linear:
-            mixers = [f"model.layers.{layer}.linear_attn.in_proj" for layer in config.upper_linear]
             for name, made in zip(("states", "gates"), config.linear.input_parts, strict=True):
-                sources = [(f"{mixer}_{part}_swiftkv", rows) for mixer in mixers for part, rows in made.items()]
+                sources = [
+                    (f"model.layers.{layer}.{config.linear.input_name(part)}", rows)
+                    for layer in config.upper_linear
+                    for part, rows in made.items()
+                ]
                 if sources:
                     yield from _linear(f"state_input.{name}", sources, hidden, False)
     yield _norm("norm", "model.norm", hidden)

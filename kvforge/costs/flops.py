@@ -7,6 +7,7 @@ from kvforge.costs.cache import cached_numbers, keys_at
 from kvforge.costs.weights import expansion_weights, query_weights, state_input_weights
 from kvforge.kv_policies.visibility import visibility_of
 from model_defs import ModelConfig
+from model_defs.kv_layout import NO_OWNER
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def mean_keys(context_length: int, window: int) -> float:
 def _token(model: ModelConfig, num_full_layers: int, keys: list[float], is_expanded: bool) -> TokenFlops:
     """Cost without the vocabulary of a token that runs ``num_full_layers`` layers, ``keys[i]`` keys in layer i."""
     hidden, layers, of_expansion = model.hidden_size, range(num_full_layers), expansion_weights(model)
-    expanded = len({model.owner_of_layer[layer] for layer in layers}) if is_expanded else num_full_layers
+    owners = [owner for layer in layers if (owner := model.owner_of_layer[layer]) != NO_OWNER]
+    expanded = len(set(owners)) if is_expanded else len(owners)
     attended = sum(query_weights(model, layer) + hidden * model.attended_dim_of(layer) for layer in layers)
     own = 2 * hidden * model.per_layer_input
     made = cached_numbers(model)

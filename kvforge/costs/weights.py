@@ -1,6 +1,7 @@
 """Weights: how many there are, and how many of them a decode step reads."""
 
 import functools
+import math
 
 from kvforge.common.number_formats import ELEMENT_BYTES, HEAD_DTYPES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
@@ -80,7 +81,8 @@ def query_weights(model: ModelConfig, layer: int) -> int:
     layers that keep a state all that reads the stream."""
     if model.linear is not None and model.is_linear(layer):
         kind, is_above = model.linear, layer >= model.cut
-        return model.hidden_size * (kind.rounded_rows(is_above) + kind.exact_rows(is_above))
+        behind = math.prod(kind.gate_matrix) + (0 if is_above else math.prod(kind.decay_matrix))
+        return model.hidden_size * (kind.rounded_rows(is_above) + kind.exact_rows(is_above)) + behind
     rank = model.latent.query_rank if model.latent else None
     rows = model.projected_q_dim_of(layer)
     return model.hidden_size * rows if rank is None else rank * (model.hidden_size + model.q_dim)
@@ -88,8 +90,9 @@ def query_weights(model: ModelConfig, layer: int) -> int:
 
 def state_input_weights(model: ModelConfig) -> int:
     """Return the weights that make the updates of states above a cut, of the single input."""
-    rows = 0 if model.linear is None else sum(model.linear.input_rows)
-    return model.hidden_size * len(model.upper_linear) * rows
+    if (kind := model.linear) is None:
+        return 0
+    return len(model.upper_linear) * (model.hidden_size * sum(kind.input_rows) + math.prod(kind.decay_matrix))
 
 
 def expansion_weights(model: ModelConfig) -> int:
@@ -124,11 +127,11 @@ def router_weights(model: ModelConfig) -> int:
 
 def _float_weights(model: ModelConfig) -> int:
     """Return the weights of linear layers that are never quantized: routers, and gates of layers that keep a state."""
-    rows = 0
-    if (kind := model.linear) is not None:
-        rows = sum(kind.exact_rows(layer >= model.cut) for layer in kind.layers)
-        rows += len(model.upper_linear) * kind.input_rows[1]
-    return router_weights(model) + model.hidden_size * rows
+    if (kind := model.linear) is None:
+        return router_weights(model)
+    rows = sum(kind.exact_rows(layer >= model.cut) for layer in kind.layers)
+    rows += len(model.upper_linear) * kind.input_rows[1]
+    return router_weights(model) + model.hidden_size * rows + len(kind.layers) * math.prod(kind.decay_matrix)
 
 
 def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
@@ -164,12 +167,14 @@ def _padded(model: ModelConfig, dtype: str, tokens: int | None = None) -> tuple[
         for i in layers
     ]
     of_states = len(model.upper_linear) * kind.input_rows[0] if kind else 0
+    of_gate = kind.gate_matrix if kind else (0, 0)
     own_kv = [model.cached_numbers_of(i) if model.has_own_kv(i) else 0 for i in layers]
     single_input = model.upper_owners if model.is_swiftkv else ()
     matrices = [
         *((1, _padded_matrix(projected[i] + own_kv[i], hidden, dtype)) for i in layers),
         (1, _padded_matrix(sum(map(model.cached_numbers_of, single_input)), hidden, dtype)),
         (1, _padded_matrix(of_states, hidden, dtype)),
+        (len(model.linear_layers), _padded_matrix(*of_gate, dtype)),
         *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, model.attended_dim_of(i), dtype)) for i in layers),
         (len(layers), _padded_matrix(own, hidden, dtype)),
@@ -195,7 +200,8 @@ def _padded_latent(model: ModelConfig, dtype: str) -> list[tuple[int, tuple[int,
     )
     matrices = [(model.num_owners * model.num_heads, matrix) for matrix in of_heads]
     if latent.query_rank is not None:
-        matrices.append((model.num_layers, _padded_matrix(model.q_dim, latent.query_rank, dtype)))
+        attending = model.num_layers - len(model.linear_layers)
+        matrices.append((attending, _padded_matrix(model.q_dim, latent.query_rank, dtype)))
     return matrices
 
 

@@ -91,7 +91,7 @@ def quantize_checkpoint(
             f"{checkpoint.path} is a GGUF file, which this recipe does not take; give --recipe int4, or rewire it "
             "first."
         )
-    if recipe == "int4":
+    if recipe == "int4" or config.latent is not None:
         check_has_no_states(checkpoint)
     num_tokens = min(num_tokens, config.max_position)
     samples = calibration_samples(checkpoint.folder, config.vocab_size, text, num_samples, num_tokens)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
+from model_defs.channel_delta import ChannelDelta
 from model_defs.linear import LinearAttention
 from model_defs.mamba2 import Mamba2
 from model_defs.weights import parts_by_key_head
@@ -22,8 +23,13 @@ def state_tensors(source: PlainCheckpoint, config: ModelConfig, layer: int, fold
     What the single input makes is the layer's own, with ``fold`` times the gain of its input norm; so is what the
     layer's own input makes, and the convolution.
     """
-    name, read = f"model.layers.{layer}.linear_attn", source.checkpoint.read_raw
-    if isinstance(config.linear, LinearAttention):
+    assert config.linear is not None
+    name, read = f"model.layers.{layer}.{config.linear.module}", source.checkpoint.read_raw
+    new, like = f"{name}.in_proj{{}}_swiftkv.weight", f"{name}.in_proj"
+    if isinstance(config.linear, ChannelDelta):
+        own, of_input, made = _channel_delta(source, name)
+        new, like = f"{name}.{{}}_proj_swiftkv.weight", f"{name}.q_proj"
+    elif isinstance(config.linear, LinearAttention):
         own, of_input, made = _linear_attention(source, config, config.linear, name)
     else:
         parts = _mamba2(config.linear) if isinstance(config.linear, Mamba2) else _gated_conv(config.hidden_size)
@@ -37,11 +43,11 @@ def state_tensors(source: PlainCheckpoint, config: ModelConfig, layer: int, fold
         gain = read(f"model.layers.{layer}.input_layernorm.weight").double() + config.norm_offset
         return make().double() * gain
 
-    like = next(each for each in source.specs if each.startswith(f"{name}.in_proj"))
+    like = next(each for each in source.specs if each.startswith(like))
     for part, make in own.items():
-        made[f"{name}.in_proj{part}_swiftkv.weight"] = (like, make)
+        made[new.format(part)] = (like, make)
     for part, make in of_input.items():
-        made[f"{name}.in_proj{part}_swiftkv.weight"] = (like, partial(folded, make))
+        made[new.format(part)] = (like, partial(folded, make))
     return made
 
 
@@ -68,6 +74,21 @@ def _linear_attention(
     }
     of_input = {"_kv": lambda: rows("qkv")[keys:], "_b": lambda: rows("b"), "_a": lambda: rows("a")}
     return own, of_input, {f"{name}.conv1d_swiftkv.weight": (conv, lambda: read(conv)[keys:])}
+
+
+def _channel_delta(source: PlainCheckpoint, name: str) -> tuple[Parts, Parts, Made]:
+    """The same; of what makes gates and decays the first projection is the single input's, or the layer's own."""
+    read = source.checkpoint.read_raw
+
+    def queries() -> Tensor:
+        return read(f"{name}.q_proj.weight").double() * read(f"{name}.q_conv1d.weight")[:, 0, -1:].double()
+
+    of_input: Parts = {part: partial(read, f"{name}.{part}_proj.weight") for part in ("k", "v", "b", "f_a")}
+    convolutions = [f"{name}.{part}_conv1d" for part in "kv"]
+    made: Made = {
+        f"{each}_swiftkv.weight": (f"{each}.weight", partial(read, f"{each}.weight")) for each in convolutions
+    }
+    return {"q": queries, "g_a": partial(read, f"{name}.g_a_proj.weight")}, of_input, made
 
 
 def _mamba2(mamba: Mamba2) -> tuple[Slices, Slices]:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from kvforge.swiftkv.recurrences import convolved, delta_ruled, scanned
 from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
+from model_defs.channel_delta import ChannelDelta
 from model_defs.gated_conv import GatedConv
 from model_defs.layers import RMSNorm
 from model_defs.linear import LinearAttention
@@ -26,8 +27,8 @@ class SwiftKVStates(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool, has_conv_bias: bool) -> None:
         super().__init__()
-        assert config.linear is not None
         hidden, kind = config.hidden_size, config.linear
+        assert kind is not None and not isinstance(kind, ChannelDelta)
         is_above = layer >= config.cut and config.is_swiftkv
         if is_above:
             made = {f"_{part}": rows for parts in kind.input_parts for part, rows in parts.items()}

@@ -112,14 +112,25 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
         "n_group": 1, "topk_group": 1, "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5,
         "max_position_embeddings": 262144, "tie_word_embeddings": False,
     },
+    "Kimi-Linear-48B-A3B": {
+        "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 27, "num_attention_heads": 32, "num_key_value_heads": 32, "kv_lora_rank": 512,
+        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "layer_types": ["full_attention" if n % 4 == 3 or n == 26 else "linear_attention" for n in range(27)],
+        "linear_num_heads": 32, "linear_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 256,
+        "num_experts_per_token": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024, "first_k_dense_replace": 1,
+        "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True, "routed_scaling_factor": 2.446,
+        "model_max_length": 1048576, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
     "DeepSeek-V3": {"n_routed_experts": 32},
     "Qwen3-Next-80B-A3B": {"num_experts": 64},
     "Nemotron-3-Nano-30B-A3B": {"n_routed_experts": 32},
+    "Kimi-Linear-48B-A3B": {"num_experts": 16},
 }
-"""In place of 256, 512 and 128, which are 2.8, 3.0 and 2.4 GiB a layer."""
+"""In place of 256, 512, 128 and 256, which are 2.8, 3.0, 2.4 and 3.4 GiB a layer."""
 
 
 def first_layers(name: str, num_layers: int) -> dict[str, Any]:

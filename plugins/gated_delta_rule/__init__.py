@@ -16,7 +16,7 @@ def _fake(qkv: Tensor, state_pool: Tensor, has_queries: bool, **_: Any) -> Tenso
 OPERATOR = define(
     Operator(
         reference,
-        version=2,
+        version=3,
         writes=("state_pool",),
         graphs=("lower", "upper"),
         # Multiply-adds are where the source has them: a state is then the same wherever a step ends.

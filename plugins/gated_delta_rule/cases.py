@@ -18,7 +18,7 @@ DIMS = ((8, 8), (5, 7), (16, 40), (64, 32), (128, 128), (33, 65))
 
 def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple:
     """Arguments of `gated_delta_rule`; some heads forget at once, some never, and rows that are not read are poison.
-    In one of four there are no queries."""
+    In one of four there are no queries; in half of them decays are by key channel."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     starts, read, write, num_rows = random_steps(rng, gen, small)
     (key_heads, heads), (key_dim, value_dim) = rng.choice(HEADS), rng.choice(DIMS[:3] if small else DIMS)
@@ -29,8 +29,11 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
     qkv = wide[:, 3:] if rng.random() < 0.5 else wide[:, :columns].contiguous()
     if tokens and rng.random() < 0.3:
         qkv[rng.randrange(tokens)] = 0
-    gates = 3 * torch.randn(tokens, 2 * heads, generator=gen)
-    decay_log, decay_bias = 2 * torch.randn(heads, generator=gen) - 1, torch.randn(heads, generator=gen)
+    decays = heads * rng.choice((1, key_dim))
+    gates = 3 * torch.randn(tokens, heads + decays, generator=gen)
+    if tokens and rng.random() < 0.3:  # neither forgets nor takes anything up, or forgets all
+        gates[rng.randrange(tokens)] = rng.choice((-torch.inf, 100.0))
+    decay_log, decay_bias = 2 * torch.randn(heads, generator=gen) - 1, torch.randn(decays, generator=gen)
     pool = poison((num_rows, heads, key_dim, value_dim), torch.float32)
     kept = [row for row in read.tolist() if row >= 0]
     pool[kept] = torch.randn(len(kept), heads, key_dim, value_dim, generator=gen)

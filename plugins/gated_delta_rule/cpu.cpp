@@ -18,17 +18,22 @@ constexpr const char* kOp = "gated_delta_rule";
 constexpr int64_t kGatesPerTask = 1 << 10;
 constexpr int64_t kNumbersPerThread = 1 << 17;  // of states, a token each, that pay for waking a thread
 
-auto kernel() -> decltype(&isa_portable::recur) {
+struct Kernel {
+  decltype(&isa_portable::recur) recur;
+  decltype(&isa_portable::decay) decay;
+};
+
+Kernel kernel() {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512_bf16:
     case Isa::avx512_vnni:
-    case Isa::avx512: return &isa_avx512::recur;
-    case Isa::avx2: return &isa_avx2::recur;
+    case Isa::avx512: return {&isa_avx512::recur, &isa_avx512::decay};
+    case Isa::avx2: return {&isa_avx2::recur, &isa_avx2::decay};
     case Isa::portable: break;
   }
 #endif
-  return &isa_portable::recur;
+  return {&isa_portable::recur, &isa_portable::decay};
 }
 
 }  // namespace
@@ -50,32 +55,36 @@ at::Tensor gated_delta_rule(
   const int64_t key_heads = of_keys / of_head;
   TORCH_CHECK(heads % key_heads == 0, kOp, ": qkv has ", key_heads, " key heads, which ", heads,
               " value heads are not a multiple of");
-  const at::Tensor gates = float32_tensor(kOp, "gates", gates_in, {tokens, 2 * heads});
+  const bool by_channel = gates_in.dim() == 2 && gates_in.size(1) > 2 * heads;
+  const int64_t decays = by_channel ? key_dim : 1, of_token = heads * decays, gate_stride = heads + of_token;
+  const at::Tensor gates = float32_tensor(kOp, "gates", gates_in, {tokens, gate_stride});
   const at::Tensor decay_log = float32_tensor(kOp, "decay_log", decay_log_in, {heads});
-  const at::Tensor decay_bias = float32_tensor(kOp, "decay_bias", decay_bias_in, {heads});
+  const at::Tensor decay_bias = float32_tensor(kOp, "decay_bias", decay_bias_in, {of_token});
   const at::Tensor query_start = starts_tensor(kOp, "query_start", query_start_in, tokens);
   const int64_t sequences = query_start.size(0) - 1;
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor qkv = qkv_in.stride(1) == 1 ? qkv_in : qkv_in.contiguous();
   at::Tensor out = at::empty({has_queries ? tokens : 0, heads, value_dim}, qkv.options());
-  at::Tensor factors = at::empty({2, tokens, heads}, gates.options());
-  float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * heads;
+  at::Tensor factors = at::empty({(tokens + 1) * of_token + tokens * heads}, gates.options());
+  float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * of_token, *speed = rate + tokens * heads;
   const float *gate = gates.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
   const float* bias = decay_bias.const_data_ptr<float>();
-  at::parallel_for(0, tokens, std::max<int64_t>(1, kGatesPerTask / heads), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t h = 0; h < heads; ++h) {
-        const float b = gate[2 * t * heads + h], a = gate[(2 * t + 1) * heads + h];
-        rate[t * heads + h] = 1.0f / (1.0f + std::exp(-b));
-        decay[t * heads + h] = std::exp(-std::exp(log[h]) * softplus(a + bias[h]));
-      }
+  for (int64_t i = 0; i < of_token; ++i) speed[i] = i % decays ? speed[i - 1] : std::exp(log[i / decays]);
+  const Kernel chosen = kernel();
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kGatesPerTask / of_token), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* own = gate + t * gate_stride;
+      for (int64_t h = 0; h < heads; ++h) rate[t * heads + h] = 1.0f / (1.0f + std::exp(-own[h]));
+      chosen.decay({own + heads, bias, speed, decay + t * of_token, of_token});
+    }
   });
   const DeltaRule args{
       .qkv = qkv.const_data_ptr(),
       .token_stride = qkv.stride(0),
       .is_bf16 = qkv.scalar_type() == at::kBFloat16,
       .has_queries = has_queries,
+      .by_channel = by_channel,
       .decay = decay,
       .rate = rate,
       .query_start = query_start.const_data_ptr<int32_t>(),
@@ -88,13 +97,12 @@ at::Tensor gated_delta_rule(
       .key_dim = key_dim,
       .value_dim = value_dim,
   };
-  const auto recur = kernel();
   const int64_t blocks = (value_dim + kColumns - 1) / kColumns;
   const int64_t threads = 1 + tokens * heads * key_dim * value_dim / kNumbersPerThread;
   dynamic_for(sequences * heads * blocks, threads, [&](int64_t task) {
     thread_local Workspace workspace;
     float* scratch = reinterpret_cast<float*>(workspace.get(delta_scratch(key_dim) * sizeof(float)));
-    recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * kColumns, scratch);
+    chosen.recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * kColumns, scratch);
   });
   return out;
 }

@@ -10,8 +10,8 @@ constexpr int64_t kColumns = 32;  // of a state that a task has: 128 keys of the
 struct DeltaRule {
   const void* qkv;  // [T, 2 (without queries 1) * key_heads * key_dim + value_heads * value_dim], in elements
   int64_t token_stride;
-  bool is_bf16, has_queries;
-  const float* decay;  // [T, value_heads], what a token multiplies the state by
+  bool is_bf16, has_queries, by_channel;
+  const float* decay;  // [T, value_heads] or [T, value_heads, key_dim], what a token multiplies the state by
   const float* rate;  // [T, value_heads], how much of what is new it takes up
   const int32_t* query_start;
   const int32_t* state_read;  // checked against the pool
@@ -26,14 +26,26 @@ constexpr int64_t padded_key(int64_t key_dim) { return (key_dim + 15) / 16 * 16;
 
 // Floats of scratch that a task needs.
 constexpr int64_t delta_scratch(int64_t key_dim) {
-  return key_dim * kColumns + 3 * padded_key(key_dim) + 2 * kColumns;
+  return key_dim * kColumns + 5 * padded_key(key_dim) + 2 * kColumns;
 }
 
-// Columns [first, first + kColumns), as far as there are, of a value head's state, through all tokens of a sequence.
-namespace isa_portable { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
+// What makes decays: exp(-speed * softplus(step + bias)) of `count` numbers.
+struct Decays {
+  const float *step, *bias, *speed;
+  float* out;
+  int64_t count;
+};
+
+// recur: columns [first, first + kColumns), as far as there are, of a value head's state, through all tokens of a
+// sequence.
+#define KVFORGE_DELTA_RULE \
+  void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); \
+  void decay(const Decays& args);
+namespace isa_portable { KVFORGE_DELTA_RULE }
 #if defined(__x86_64__)
-namespace isa_avx2 { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
-namespace isa_avx512 { void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); }
+namespace isa_avx2 { KVFORGE_DELTA_RULE }
+namespace isa_avx512 { KVFORGE_DELTA_RULE }
 #endif
+#undef KVFORGE_DELTA_RULE
 
 }  // namespace kvforge

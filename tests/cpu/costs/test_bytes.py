@@ -114,6 +114,14 @@ def test_a_layer_of_one_part_has_the_weights_of_that_part(dtype: str, kinds: lis
     check_padding(hf, dtype)
 
 
+@pytest.mark.parametrize("cut", [None, 1])
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+def test_padding_of_latents_beside_states_is_counted(dtype: str, cut: int | None) -> None:
+    own = {**own_fields("kimi_linear", {"num_hidden_layers": 4}), "linear_head_dim": 20, "q_lora_rank": 36}
+    hf = {"model_type": "kimi_linear", **SMALL, **ODD, **own, "vocab_size": 261}
+    check_padding(with_cut(hf, cut, 1), dtype)
+
+
 def check_padding(hf: dict[str, Any], dtype: str) -> None:
     config, packed_dtype = load_config(hf), PACKED_DTYPES[dtype]
     shapes = {spec.name.removesuffix(".weight"): spec.shape for spec in weight_specs(config)}

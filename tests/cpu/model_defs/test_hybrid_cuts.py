@@ -33,7 +33,7 @@ from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
 NEXT, DENSE, MOE = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
-LFM, GRANITE, BAMBA = "lfm2", "granitemoehybrid", "bamba"
+LFM, GRANITE, BAMBA, KIMI = "lfm2", "granitemoehybrid", "bamba", "kimi_linear"
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128, max_draft_len=3)
 LINEAR, FULL = "linear_attention", "full_attention"
 CUTS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
@@ -74,6 +74,16 @@ CUTS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         {
             **{"num_hidden_layers": 6, "attn_layer_indices": [2, 4], "mamba_n_groups": 2, "mamba_d_conv": 2},
             **{"attention_bias": True, "mlp_bias": True},
+        },
+    ),
+    "decays by channel": (KIMI, 1, 1, {"layer_types": [LINEAR, FULL, LINEAR, LINEAR, FULL]}),
+    "decays by channel, odd sizes, groups": (
+        KIMI,
+        2,
+        2,
+        {
+            "layer_types": [FULL, LINEAR, LINEAR, FULL, FULL, LINEAR, FULL],
+            **{"linear_num_heads": 5, "linear_head_dim": 19, "linear_conv_kernel_dim": 7, "q_lora_rank": 20},
         },
     ),
 }
@@ -117,7 +127,11 @@ def test_what_an_owner_is_and_a_state_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no sharing", "groups of two, the last one smaller", "gated convolutions", "Mamba-2 beside experts"]
+    "case",
+    [
+        *("no sharing", "groups of two, the last one smaller", "gated convolutions", "Mamba-2 beside experts"),
+        "decays by channel",
+    ],
 )
 def test_generation_is_that_of_the_reference(case: str, tmp_path: Path) -> None:
     """In chunks, from snapshots, and with drafts of which some are right; every token is the reference's."""
@@ -192,13 +206,15 @@ OTHER_STATES = {
         BAMBA,
         {"num_hidden_layers": 5, "attn_layer_indices": [1, 3], "attention_bias": True, "mamba_n_groups": 2},
     ),
+    "decays by channel": (KIMI, {"num_hidden_layers": 5, "layer_types": [LINEAR, FULL, LINEAR, FULL, LINEAR]}),
 }
 
 
 @pytest.mark.parametrize("case", OTHER_STATES)
 @pytest.mark.parametrize("init", ["copy", "fold"])
 def test_with_equal_inputs_of_all_layers_the_model_is_the_teacher(case: str, init: str, tmp_path: Path) -> None:
-    """Where no layer above the cut but the last adds anything, and norms have equal gains."""
+    """Where no layer above the cut but the last adds anything, and norms have equal gains; and the convolution of
+    queries looks at no earlier token, where they have none above a cut."""
     family, fields = OTHER_STATES[case]
     path = make_checkpoint(tmp_path / "c", family, **fields)
     stored, last = load_file(path / "model.safetensors"), fields["num_hidden_layers"] - 1
@@ -208,6 +224,8 @@ def test_with_equal_inputs_of_all_layers_the_model_is_the_teacher(case: str, ini
         layer = int(name.split(".")[2]) if ".layers." in name else -1
         if 2 <= layer < last and any(part in name for part in ("out_proj", "o_proj", "down", "output_linear", ".w2.")):
             tensor.zero_()
+        if name.endswith("q_conv1d.weight"):
+            tensor[..., :-1] = 0
         if f".{norms}." in name:
             tensor.copy_(gain)
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
@@ -315,6 +333,29 @@ def test_costs_of_a_cut_by_hand() -> None:
     assert full_token(config, 7).total == 2 * everything + updates + 6 * read + 2 * 4 * 64 * 7
     with pytest.raises(ModelError, match="its cut is blind"):
         dataclasses.replace(config, num_anchors=2)
+
+
+def test_costs_of_a_cut_with_decays_by_channel_by_hand() -> None:
+    """The same; of latents each head's part is a matrix of its own, which a token of a prompt takes once an owner."""
+    kinds = [LINEAR, FULL, LINEAR, LINEAR, FULL, LINEAR]
+    fields = {"layer_types": kinds, "num_hidden_layers": 6, "linear_num_heads": 3, "linear_head_dim": 16}
+    dense = {"mlp_layer_types": ["dense"] * 6, "num_key_value_layers": 3}
+    config = load_config({**SMALL, **fields, **dense, "model_type": f"{KIMI}_swiftkv"})
+    matrices = [spec for spec in weight_specs(config) if len(spec.shape) == 2 or ".of_heads." in spec.name]
+    sizes = {spec.name: spec.num_parameters for spec in matrices}
+    below = ("layers.0.", "layers.1.", "layers.2.", "single_input.", "state_input.")
+    expanded = sum(size for name, size in sizes.items() if name.startswith("layers.4.of_heads."))
+    decays = [name for name in sizes if name.endswith("state.decays.weight") and not name.startswith(below)]
+    lower = sum(size for name, size in sizes.items() if name.startswith(below) or name in decays)
+    everything = sum(sizes.values()) - sizes["embed.weight"]
+    assert step_weights(config) == everything and len(decays) == 2
+    numbers, read = 3 * 16 * 16, 2 * 3 * 16 * 16
+    updates = 2 * (5 * numbers + 2 * 4 * 144) + 2 * (5 * numbers + 2 * 4 * 96)
+    of_key = 2 * (4 * 24 + 4 * 12)
+    assert skipped_token(config, 100).total == 2 * lower + updates + 2 * read + of_key * 50.5
+    of_row = 2 * 4 * (2 * 32 + 8)
+    assert full_token(config, 7).total == 2 * everything + updates + 4 * read + 2 * of_row * 7
+    assert expanded == 4 * 32 * (16 + 12)
 
 
 @pytest.mark.parametrize("family", [LFM, GRANITE])

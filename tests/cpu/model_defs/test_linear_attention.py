@@ -33,8 +33,9 @@ from tests.support.rounding import assert_near, config_of, model_error, rounded_
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
-NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON = (
+NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON, KIMI = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba", "nemotron_h"),
+    "kimi_linear",
 )
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=128)
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
@@ -104,6 +105,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"mlp_bias": True, "layer_norm_epsilon": 1e-3},
         },
     ),
+    "decays by channel and latents": (KIMI, {}),
+    "decays by channel, odd sizes, a latent of queries": (
+        KIMI,
+        {
+            "layer_types": [FULL, LINEAR, LINEAR, LINEAR, FULL],
+            **{"linear_num_heads": 5, "linear_head_dim": 19, "linear_conv_kernel_dim": 7, "hidden_size": 72},
+            **{"num_attention_heads": 3, "q_lora_rank": 20, "kv_lora_rank": 26, "v_head_dim": 9},
+            **{"mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"], "rms_norm_eps": 1e-3},
+        },
+    ),
+    "decays by channel, experts of one group, one head": (
+        KIMI,
+        {
+            "layer_types": [LINEAR, LINEAR, FULL, FULL, LINEAR],
+            **{"linear_num_heads": 1, "linear_conv_kernel_dim": 2, "n_group": 1, "topk_group": 1},
+            **{"norm_topk_prob": False, "num_experts_per_tok": 3},
+        },
+    ),
 }
 
 
@@ -134,7 +153,7 @@ def test_graphs_and_reference_equal_transformers(case: str, tmp_path: Path) -> N
         assert_near(logits(session, tokens, chunk), expected, rounding, chunk)
 
 
-@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON])
+@pytest.mark.parametrize("family", [NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON, KIMI])
 def test_the_reference_is_transformers_in_float64(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both with every float32 of theirs as float64, so that nothing but the formulas is compared."""
     mamba = {**MAMBA, "num_local_experts": 8, "position_embedding_type": "rope"}

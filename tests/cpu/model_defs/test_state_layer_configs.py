@@ -17,6 +17,7 @@ from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.cache import kv_bytes, state_bytes
 from kvforge.costs.flops import full_token
+from kvforge.costs.weights import num_parameters
 from kvforge.kv_policies import Full
 from kvforge.planning.plan import Fleet, PlannedWorkload, list_variants, make_plan
 from kvforge.planning.sequence_memory import plan_policy
@@ -25,8 +26,9 @@ from model_defs.gated_conv import GatedConv
 from perf.harness import published_shapes
 from tests.support.models.checkpoints import MAMBA, SMALL, make_checkpoint, own_fields
 
-NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON = (
+NEXT, DENSE, MOE, LFM, GRANITE, BAMBA, NEMOTRON, KIMI = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba", "nemotron_h"),
+    "kimi_linear",
 )
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 
@@ -73,6 +75,22 @@ def test_what_a_sequence_of_the_published_model_of_lone_parts_keeps() -> None:
     assert short.query_output == 2 * 2688 * (23 * (4096 + 6144 + 64 + 4096) + 6 * 2 * 4096)
 
 
+def test_what_a_sequence_of_the_published_model_with_latents_keeps() -> None:
+    config = load_config(published_shapes.PUBLISHED["Kimi-Linear-48B-A3B"])
+    assert (len(config.owners), len(config.linear_layers), config.owners[-2:]) == (7, 20, (23, 26))
+    assert state_bytes(config, "bfloat16") == 20 * (32 * 128 * 128 * 4 + 3 * 3 * 4096 * 2)
+    assert kv_bytes(config, "bfloat16") == 7 * 2 * (512 + 64)
+    assert round(num_parameters(config) / 1e9, 1) == 49.1
+    short, long = (full_token(config, context) for context in (0, 1000))
+    assert long.attention - short.attention == 1000 * 7 * 2 * 32 * (2 * 512 + 64)
+    assert short.attention == 20 * (7 * 128 * 4096 + 2 * 4 * 3 * 4096)
+    assert short.mlp == 6 * 2304 * 9216 + 26 * (6 * 2304 * 9 * 1024 + 2 * 2304 * 256)
+
+
+def of_numbers(full: list[int], linear: list[int]) -> dict[str, list[int]]:
+    return {"full_attn_layers": full, "kda_layers": linear}
+
+
 def of_layers(kinds: list[str]) -> dict[str, Any]:
     return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
 
@@ -101,6 +119,7 @@ def test_a_plan_counts_states() -> None:
         ("LFM2-1.2B", "cut 8 of 16", "lfm2 (gated short convolutions)"),
         ("Granite-4.0-H-Tiny", "cut 20 of 40", "granitemoehybrid (Mamba-2)"),
         ("Nemotron-3-Nano-30B-A3B", None, "nemotron_h (Mamba-2)"),
+        ("Kimi-Linear-48B-A3B", "cut 13 of 27", "kimi_linear (latent attention)"),
     ],
 )
 def test_a_plan_has_a_cut_where_the_layers_may_be_above_one(
@@ -238,6 +257,47 @@ def test_unsupported_configurations_of_mamba_are_refused(fields: dict[str, Any],
 def test_unsupported_configurations_of_lone_parts_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_config({**SMALL, **own_fields(NEMOTRON, SMALL), "model_type": NEMOTRON, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_max_length": 9}, "model_max_length and max_position_embeddings of config.json differ"),
+        ({"num_experts_per_token": 3}, "num_experts_per_token and num_experts_per_tok of config.json differ"),
+        ({"linear_attn_config": [3]}, "linear_attn_config is .3. in config.json; it must be an object"),
+        ({"linear_attn_config": {"gate_lower_bound": -5}}, "has 'gate_lower_bound', which is not supported; it may"),
+        ({"linear_attn_config": {"head_dim": 48}}, "head_dim of linear_attn_config and linear_head_dim of config.json"),
+        ({"linear_attn_config": {"kda_layers": [1, 2, 3]}}, "must number each of the 4 layers once, from 1 on"),
+        ({"linear_attn_config": of_numbers([1, 2], [2, 3, 4])}, "must number each of the 4 layers once, from 1 on"),
+        (
+            {"linear_attn_config": of_numbers([1, 2], [3, 4])},
+            "layer_types and linear_attn_config of config.json differ",
+        ),
+        ({"layer_types": [LINEAR, "mamba", LINEAR, FULL]}, "it must say linear_attention or full_attention of each of"),
+        ({"layer_types": [LINEAR] * 4}, "All layers of the model have linear attention; at least one must have full_a"),
+        ({"mlp_layer_types": ["dense", "moe"]}, "it must say dense or sparse of each of the 4 layers"),
+        ({"linear_head_dim": 8}, "head_dim of linear attention is 8; it must be from 16 to"),
+        ({"linear_conv_kernel_dim": 1}, "conv_width of linear attention is 1; it must be from 2 to"),
+        ({"linear_head_dim": 2**13}, "A state of linear attention has more than 16777216 numbers"),
+        ({"attention_bias": True}, "attention_bias True of kimi_linear is not supported; it must be false"),
+        ({"mla_use_nope": False}, "mla_use_nope False of kimi_linear is not supported; it must be true"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func 'softmax' of kimi_linear is not supp"),
+        ({"num_key_value_layers": 2, "early_exit": True}, "not supported in this model: it has an early exit"),
+    ],
+)
+def test_unsupported_configurations_with_decays_by_channel_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_config({**SMALL, **own_fields(KIMI, SMALL), "model_type": KIMI, **fields})
+
+
+def test_layers_by_number_are_those_by_kind() -> None:
+    hf = {**SMALL, "model_type": KIMI, "linear_num_heads": 3, "linear_head_dim": 32}
+    numbered = {"head_dim": 32, "num_heads": 3, "short_conv_kernel_size": 4, **of_numbers([4], [1, 3, 2])}
+    config = load_config({**hf, "linear_attn_config": numbered})
+    assert config == load_config({**hf, "layer_types": [LINEAR, LINEAR, LINEAR, FULL]})
+    assert config == load_config({**hf, "linear_attn_config": numbered, "layer_types": [LINEAR] * 3 + [FULL]})
+    assert load_config({**hf, "num_hidden_layers": 9}).owners == (4, 8)
+    assert load_config({**hf, "layer_types": [FULL] * 4}).linear is None
 
 
 def test_a_pattern_says_what_each_layer_is() -> None:

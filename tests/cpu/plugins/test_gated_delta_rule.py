@@ -5,33 +5,35 @@ import torch
 from torch import Tensor
 
 import plugins
-from plugins.gated_delta_rule.cases import random_case
+from plugins.gated_delta_rule.cases import difference, random_case
 
 HEADS, KEYS, VALUES = 4, 33, 48
 
 
-def tokens(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """qkv and gates of two key heads and four value heads."""
-    return torch.randn(count, 2 * 2 * KEYS + HEADS * VALUES).to(dtype), 2 * torch.randn(count, 2 * HEADS)
+def tokens(count: int, dtype: torch.dtype, decays: int = 1) -> tuple[Tensor, Tensor]:
+    """qkv and gates of two key heads and four value heads, each with so many decays."""
+    qkv = torch.randn(count, 2 * 2 * KEYS + HEADS * VALUES).to(dtype)
+    return qkv, 2 * torch.randn(count, HEADS * (1 + decays))
 
 
-def arguments() -> list:
+def arguments(decays: int = 1) -> list:
     rows = [torch.tensor(each).int() for each in ([0, 2, 6], [1, -1], [-1, 1, -1, -1, -1, 2])]
     return [
-        *tokens(6, torch.float32),
+        *tokens(6, torch.float32, decays),
         torch.randn(HEADS),
-        torch.randn(HEADS),
+        torch.randn(HEADS * decays),
         *rows,
         torch.randn(3, HEADS, KEYS, VALUES),
     ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_do_not_depend_on_steps_batch_rows_and_threads(dtype, isa):
+@pytest.mark.parametrize("decays", [1, KEYS])
+def test_bits_do_not_depend_on_steps_batch_rows_and_threads(decays, dtype, isa):
     """One sequence in one step, in many, and beside another one: results and every state that is written."""
-    qkv, gates = tokens(40, dtype)
-    heads = torch.randn(HEADS), torch.randn(HEADS)
-    other, other_gates = tokens(5, dtype)
+    qkv, gates = tokens(40, dtype, decays)
+    heads = torch.randn(HEADS), torch.randn(HEADS * decays)
+    other, other_gates = tokens(5, dtype, decays)
     results, states = [], []
     for seed, sizes in enumerate(([40], [1] * 40, [2, 17, 1, 20], [3, 37])):
         torch.set_num_threads(1 + seed % 2)
@@ -63,9 +65,26 @@ def test_each_token_may_write_its_state():
         assert torch.equal(alone[0], pool[count - 1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_are_the_same_without_queries(dtype, isa):
+def test_one_decay_is_as_many_that_are_equal(isa):
+    """But for rounding; and gates of -inf leave the state as it is, bit by bit."""
     args = arguments()
+    args[1][2, :] = -torch.inf
+    gates, bias, pool = args[1][:, HEADS:, None], args[3][:, None], args[7].clone()
+    each = [torch.cat((args[1][:, :HEADS], gates.expand(-1, -1, KEYS).flatten(1)), 1), args[2]]
+    each.append(bias.expand(-1, KEYS).flatten())
+    want = plugins.gated_delta_rule(*args)
+    got = plugins.gated_delta_rule(args[0], *each, *args[4:7], pool)
+    assert not difference(args, [got, pool], [want, args[7]])
+    one = torch.tensor([0, 6]).int(), torch.tensor([1]).int(), torch.tensor([-1] * 5 + [0]).int()
+    for of_gates in ([args[1], *args[2:4]], each):
+        plugins.gated_delta_rule(args[0], torch.full_like(of_gates[0], -torch.inf), *of_gates[1:], *one, pool)
+        assert torch.equal(pool[0], pool[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decays", [1, KEYS])
+def test_states_are_the_same_without_queries(decays, dtype, isa):
+    args = arguments(decays)
     args[0] = args[0].to(dtype)
     pool = args[7].clone()
     plugins.gated_delta_rule(*args)

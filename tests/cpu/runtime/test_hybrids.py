@@ -15,7 +15,16 @@ from tests.support.models.logits import transformers_logits
 from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, model_error
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "granitemoehybrid", "bamba", "nemotron_h")
+FAMILIES = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "lfm2",
+    "granitemoehybrid",
+    "bamba",
+    "nemotron_h",
+    "kimi_linear",
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,10 +78,11 @@ def test_tokens_equal_one_at_a_time(cache: str, tmp_path: Path, seeds: Seeds) ->
 STATES = [
     *(
         (family, cache, None)
-        for family in ("granitemoehybrid", "lfm2", "nemotron_h")
+        for family in ("granitemoehybrid", "lfm2", "nemotron_h", "kimi_linear")
         for cache in ("fp32", "int8 weights")
     ),
-    *((family, "fp32", 2) for family in ("granitemoehybrid", "lfm2")),
+    *((family, "fp32", 2) for family in ("granitemoehybrid", "lfm2", "kimi_linear")),
+    ("kimi_linear", "int8 weights", 2),
 ]
 """Families, caches and cuts."""
 

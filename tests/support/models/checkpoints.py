@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from model_defs import families, load_config, supported_family
-from model_defs.weights import weight_specs
+from model_defs.weights import is_teacher_only, weight_specs
 
 ALL_FAMILIES = {
     name: (model_class.config_class, model_class)
@@ -83,6 +83,10 @@ def own_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             **{"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 20, "n_shared_experts": 1},
             **{"moe_shared_expert_intermediate_size": 40, "time_step_min": 1e-30},
         }
+    if "linear_attn_config" in families()[family].reads:
+        below = fields["num_hidden_layers"] - 1
+        kinds = ["linear_attention", "full_attention"] * below
+        return {"layer_types": [*kinds[:below], "full_attention"], "linear_num_heads": 3, "linear_head_dim": 16}
     if "layers_block_type" not in families()[family].reads:
         return {}
     plain = {
@@ -223,7 +227,9 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
     for name, tensor in weights.items():
         parts = name.split(".")
         is_upper = parts[1] == "layers" and int(parts[2]) >= cut
-        if is_upper and parts[3] == "linear_attn" and parts[4] not in ("A_log", "dt_bias", "norm", "out_proj"):
+        if is_upper and config.is_linear(int(parts[2])):
+            if not is_teacher_only(name, cut):
+                rewired[name] = tensor
             continue
         if not (is_upper and parts[3] == "self_attn" and parts[4][:1] in "qkv"):
             rewired[name] = tensor
@@ -234,7 +240,7 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
         noise = torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * 0.1
         rewired[".".join([*parts[:4], f"{part}_swiftkv", *parts[5:]])] = 1 + noise if "norm" in part else noise
     for source in {source.name: source for spec in weight_specs(config) for source in spec.sources}.values():
-        if ".linear_attn." in source.name and source.name not in rewired:
+        if "_swiftkv." in source.name and source.name not in rewired:
             noise = torch.randn(source.shape, generator=generator) * (0.1 if len(source.shape) == 2 else 0.2)
             rewired[source.name] = noise.to(weights["model.norm.weight"].dtype)
     save_file(rewired, path / "model.safetensors", metadata={"format": "pt"})
