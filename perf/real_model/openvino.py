@@ -3,8 +3,8 @@
     python -m perf.real_model.openvino TEACHER TEXTS NAME=FOLDER ... [--num-documents 24] [--length 1024]
         [--exact] [--output perf/results/NAME]
 
-The interpreter has openvino and kvforge's dependencies, and FOLDER is what optimum-cli exports. KV cache in the dtype of
-the computation, bf16 where the CPU has it for OpenVINO; with ``--exact`` all in float32, and activations are not
+The interpreter has openvino and kvforge's dependencies, and FOLDER is what optimum-cli exports. KV cache in the dtype
+of the computation, bf16 where the CPU has it for OpenVINO; with ``--exact`` all in float32, and activations are not
 quantized. Writes OUTPUT.json and .md; OUTPUT may be that of ``closeness``, whose rows stay.
 """
 
