@@ -92,6 +92,12 @@ def _flags() -> dict[str, dict[str, Any]]:
             "kvforge), none (to the nearest) or auto: package for int8 weights of models of up to 500 million "
             "parameters and int4 weights of up to 2 billion, else none (default: auto)",
         },
+        "weight_bits": {
+            "type": float,
+            "metavar": "BITS",
+            "help": "--weight-dtype int4: of a weight on average at most, more than 4 and less than 8; layers where 4 "
+            "bits lose most are int8, chosen by the calibration text (default: all layers in 4 bits)",
+        },
     }  # fmt: skip
 
 

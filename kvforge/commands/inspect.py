@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "exact_bytes": manifest.exact_bytes,
         **memory,
         "weight_bytes": manifest.weight_bytes,
+        "weight_bits": manifest.weight_bits,
         "prefill_flops_per_token_at_1024": manifest.prefill_flops_per_token(1024),
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
     }
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     rows = {
         "model": f"{model.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
         "weights": f"{manifest.weight_dtype} linear layers{_rounded_by(manifest)}, "
-        f"{manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
+        + (f"{len(manifest.int8_layers)} of them int8, " if manifest.int8_layers else "")
+        + f"{manifest.weight_bits:.2f} bits a weight, {manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
         "layers": f"{model.num_layers} x {model.hidden_size}, {model.num_heads} heads / "
         f"{model.num_kv_heads} KV heads of {model.head_dim}",

@@ -69,6 +69,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
             option, nargs=number, type=whole_name, choices=tuple(known), metavar="D", help=", ".join(known)
         )
     parser.add_argument(
+        "--weight-bits",
+        type=_positive,
+        metavar="B",
+        help="of a weight, where some layers are int8 beside int4 ones (default: the engine's)",
+    )
+    parser.add_argument(
         "--kv-policy",
         metavar="POLICY",
         help="what one keeps of a sequence, as docs/kv-policies.md says (default: the engine's)",
@@ -134,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
     subject = load_subject(args.model, args.revision)
     if args.weight_dtype is not None:
         subject = subject.with_weights(args.weight_dtype)
+    if args.weight_bits is not None:
+        subject = subject.with_bits(args.weight_bits)
     if args.draft_head is not None:
         subject = subject.with_module()
     if subject.head is not None and args.tensor_parallel_size is not None:
@@ -156,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
         page_size,
         subject.step_tokens,
         subject.head,
+        subject.weight_bits,
     )
     size = args.tensor_parallel_size
     if size is not None and args.gpus not in (None, size):

@@ -81,6 +81,9 @@ def build_engine(
         (staging / RANK_DIR).mkdir()
         rounded = None
         if calibration is not None:
+            if options.weight_bits is not None:
+                progress("choose")
+            resolved = calibration.mix(checkpoint, config, resolved, options.weight_bits, converted)
             progress("round")
             rounded = calibration.round(checkpoint, config, resolved, converted)
             own_fields["calibration"] = calibration.name
@@ -97,6 +100,7 @@ def build_engine(
             rounded=rounded,
             draft=draft,
             scorer=scorer,
+            int8_layers=resolved.int8_layers,
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
@@ -207,12 +211,15 @@ def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) ->
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
-    those of that graph, and one whose weights are not calibrated "round". Raises BuildError for an unknown target."""
+    those of that graph, and one whose weights are not calibrated "choose" and "round". Raises BuildError for an unknown
+    target."""
     if options.target in HOSTED:
         return ("read", *load_hosted(options.target).stages(), "manifest")
     optional = options.kv_prediction is not None, options.draft_head is not None
     graphs = graph_names(options.max_draft_len, options.early_exit, *optional)
     rounding = ("round",) if may_calibrate(options) else ()
+    if options.weight_bits is not None:
+        rounding = ("choose", *rounding)
     return ("read", *rounding, "weights", *load_target(options.target).stages(graphs), "manifest")
 
 

@@ -1,5 +1,6 @@
 """By which text the weights of an engine are rounded: the package's, the user's, or by none."""
 
+import dataclasses
 import hashlib
 import warnings
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.common.errors import BuildError, CheckpointWarning, KvforgeError
 from kvforge.common.number_formats import INT4_WEIGHTS, QUANTIZED_WEIGHT_BYTES
 from kvforge.compiler.convert import EMBEDDING, basis_of, fuse, has_codes
+from kvforge.compiler.layer_pass import Progress, Read
+from kvforge.compiler.mixed_weights import choose_int8_layers
 from kvforge.compiler.options import BuildOptions, ResolvedOptions
-from kvforge.compiler.round_by_text import Progress, round_by_text
+from kvforge.compiler.round_by_text import round_by_text
 from kvforge.tokenization.calibration import PACKAGE_TEXT, calibration_samples
 from model_defs import ModelConfig
 from model_defs.weights import weight_specs
@@ -44,13 +47,35 @@ class Calibration:
         progress: Progress = lambda done, total: None,
     ) -> dict[str, dict[str, Tensor]]:
         """Return the packed tensors of the engine's linear layers, as ``round_by_text`` does."""
-        specs = {spec.name: spec for spec in weight_specs(config)}
-        basis = basis_of(checkpoint, config, options.packed_dtype)
+        return round_by_text(config, options, _reader(checkpoint, config, options), self.samples, progress)
 
-        def read(name: str, is_head: bool) -> Tensor:
-            return fuse(checkpoint, specs[name], torch.float32, basis, is_head and name == EMBEDDING)
+    def mix(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        options: ResolvedOptions,
+        bits: float | None,
+        progress: Progress = lambda done, total: None,
+    ) -> ResolvedOptions:
+        """Return the options with the int8 layers that ``choose_int8_layers`` gives, or as they are without ``bits``.
 
-        return round_by_text(config, options, read, self.samples, progress)
+        Raises BuildError for fewer bits than all layers in 4 bits have.
+        """
+        if bits is None:
+            return options
+        read = _reader(checkpoint, config, options)
+        chosen = choose_int8_layers(config, options, read, self.samples, bits, progress)
+        return dataclasses.replace(options, int8_layers=chosen)
+
+
+def _reader(checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions) -> Read:
+    specs = {spec.name: spec for spec in weight_specs(config)}
+    basis = basis_of(checkpoint, config, options.packed_dtype)
+
+    def read(name: str, is_head: bool) -> Tensor:
+        return fuse(checkpoint, specs[name], torch.float32, basis, is_head and name == EMBEDDING)
+
+    return read
 
 
 def may_calibrate(options: BuildOptions) -> bool:
@@ -59,12 +84,22 @@ def may_calibrate(options: BuildOptions) -> bool:
 
 
 def check_calibration(options: BuildOptions) -> None:
-    """Raise BuildError where a text is given for weights that are not rounded."""
+    """Raise BuildError where a text is given for weights that are not rounded, or none for those that are mixed."""
     if options.calibration not in (AUTO, NONE) and not may_calibrate(options):
         raise BuildError(
             f"--calibration is for weights that are rounded, and --weight-dtype {options.weight_dtype} rounds none; "
             f"give --weight-dtype {' or '.join(QUANTIZED_WEIGHT_BYTES)}, or leave it out."
         )
+    bits = options.weight_bits
+    if bits is not None and options.weight_dtype not in INT4_WEIGHTS:
+        raise BuildError(
+            f"--weight-bits is for --weight-dtype {' or '.join(INT4_WEIGHTS)}, not {options.weight_dtype}; give one of "
+            "these, or leave it out."
+        )
+    if bits is not None and not 4 < bits < 8:
+        raise BuildError(f"--weight-bits is {bits:g}; it must be more than 4 and less than 8.")
+    if bits is not None and options.calibration == NONE:
+        raise BuildError("--weight-bits chooses layers by a calibration text; leave --calibration none out.")
 
 
 def calibration_of(
@@ -81,17 +116,20 @@ def calibration_of(
         return None
     keeps_codes = resolved.quantized_weights in INT4_WEIGHTS and has_codes(checkpoint, config)
     is_too_large = _num_parameters(config) > MAX_AUTOMATIC_PARAMETERS[options.weight_dtype]
-    if options.calibration == AUTO and (keeps_codes or is_too_large or config.upper_linear):
+    is_asked, flag = options.calibration != AUTO or options.weight_bits is not None, "--calibration"
+    if not is_asked and (keeps_codes or is_too_large or config.upper_linear):
         return None
+    if options.weight_bits is not None:
+        flag = "--weight-bits"
     if config.upper_linear:
         raise BuildError(
             f"{checkpoint.path} has layers above a cut that keep a state, which of every token would be in memory; "
-            "leave --calibration out."
+            f"leave {flag} out."
         )
     if keeps_codes:
         raise BuildError(
-            f"{checkpoint.path} has weights in 4 bits already, which an int4 engine keeps as they are; leave "
-            "--calibration out."
+            f"{checkpoint.path} has weights in 4 bits already, which an int4 engine keeps as they are; leave {flag} "
+            "out."
         )
     text = _text(options)
     name = PACKAGE if text == PACKAGE_TEXT else _hash(text)
@@ -99,7 +137,7 @@ def calibration_of(
     try:
         samples = calibration_samples(checkpoint.folder, config.vocab_size, text, NUM_SAMPLES, num_tokens)
     except KvforgeError as error:
-        if options.calibration != AUTO:
+        if is_asked:
             raise
         warnings.warn(
             f"Weights of {checkpoint.path} are rounded to the nearest, not by the text that comes with kvforge. "

@@ -1,6 +1,6 @@
 """Streaming a checkpoint's tensors into the engine's one weights file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -54,14 +54,15 @@ def convert_weights(
     rounded: Mapping[str, dict[str, Tensor]] | None = None,
     draft: tuple[Checkpoint, DraftHead] | None = None,
     scorer: Checkpoint | None = None,
+    int8_layers: Collection[str] = (),
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
-    With ``packed_dtype`` the weights of linear layers are packed as that, in the basis that ``basis_of`` says, or are
-    those of ``rounded`` by the layer's name, which it empties. One fused tensor is in memory at a time. The RoPE
-    frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions, which
-    graphs that select chunks have. The tensors of a ``predictor``, of a ``draft`` head and of a ``scorer`` for a model
-    with one follow, from their own checkpoints, and are not counted.
+    With ``packed_dtype`` the weights of linear layers are packed as that, those of ``int8_layers`` as int8, in the
+    basis that ``basis_of`` says, or are those of ``rounded`` by the layer's name, which it empties. One fused tensor is
+    in memory at a time. The RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first
+    ``num_positions`` positions, which graphs that select chunks have. The tensors of a ``predictor``, of a ``draft``
+    head and of a ``scorer`` for a model with one follow, from their own checkpoints, and are not counted.
     ``progress`` is called with the bytes that are written and that will be, as each tensor begins and at the end.
 
     Raises:
@@ -114,7 +115,8 @@ def convert_weights(
         of_model = bases.get(id(origin))
         if layer in layers and packed_dtype is not None:
             known = {} if rounded is None or origin is not checkpoint else rounded.get(layer, {})
-            packed = _Packed(origin, weight, layers[layer], packed_dtype, of_model, known)
+            own_dtype = torch.int8 if layer in int8_layers else packed_dtype
+            packed = _Packed(origin, weight, layers[layer], own_dtype, of_model, known)
             for name, tensor in packed.layout().items():
                 specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
                 sources[f"{layer}.{name}"] = partial(packed.take, name)

@@ -1,6 +1,6 @@
 """Graphs for the CPU: linear layers on packed weights, with norm, gate and residual in one operator."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -115,14 +115,14 @@ def stack_packed(parts: Iterable[dict[str, Tensor]], count: int) -> dict[str, Te
     return stacked
 
 
-def pack_linears(module: nn.Module, weight_dtype: torch.dtype) -> None:
-    """Put a packed module, uninitialised, in the place of every ``Linear`` and ``ExpertLinear`` below ``module``."""
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, Linear):
-                setattr(parent, name, PackedLinear(child, weight_dtype))
-            elif isinstance(child, ExpertLinear):
-                setattr(parent, name, PackedExpertLinear(child, weight_dtype))
+def pack_linears(module: nn.Module, weight_dtype: torch.dtype, int8_layers: Collection[str] = ()) -> None:
+    """Put a packed module, uninitialised, in the place of every ``Linear`` and ``ExpertLinear`` below ``module``; of
+    those whose names are in ``int8_layers`` with int8 weights."""
+    for name, layer in _linears(module):
+        packed = PackedLinear if isinstance(layer, Linear) else PackedExpertLinear
+        parent, _, own = name.rpartition(".")
+        dtype = torch.int8 if name in int8_layers else weight_dtype
+        setattr(module.get_submodule(parent), own, packed(layer, dtype))
 
 
 def linears(config: ModelConfig) -> Mapping[str, AnyLinear]:

@@ -72,7 +72,7 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         module.rope_cos, module.rope_sin = (table.to(device) for table in tables)
     if options.packed_dtype is not None:
-        pack_linears(module, options.packed_dtype)
+        pack_linears(module, options.packed_dtype, options.int8_layers)
     return module.eval()
 
 

@@ -55,7 +55,8 @@ class BuildOptions:
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
     the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache,
     ``kv_scorer`` that of the scorer of a policy that has one, by default the checkpoint's own, and ``draft_head`` that
-    of a draft head, or ``mtp``. ``calibration`` is what ``kvforge.compiler.calibration`` takes."""
+    of a draft head, or ``mtp``. ``calibration`` is what ``kvforge.compiler.calibration`` takes; ``weight_bits``, for
+    weights in 4 bits, how many they are at most on average where some layers are int8."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -79,6 +80,7 @@ class BuildOptions:
     kv_scorer: str | None = None
     calibration: str = "auto"
     draft_head: str | None = None
+    weight_bits: float | None = None
 
 
 OF_TARGET = {
@@ -99,7 +101,7 @@ class ResolvedOptions:
     ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_FORMATS``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
     model's. ``quantized_weights`` is a key of ``kvforge.common.number_formats.QUANTIZED_WEIGHT_BYTES`` where linear
-    layers have such weights, else None.
+    layers have such weights, else None; ``int8_layers`` names those whose weights are int8 beside others in 4 bits.
     """
 
     target: str
@@ -118,6 +120,7 @@ class ResolvedOptions:
     prediction: Prediction | None = None
     compute_capabilities: str = "auto"
     draft_head: DraftHead | None = None
+    int8_layers: tuple[str, ...] = ()
 
     @property
     def weight_dtype(self) -> str:
@@ -132,6 +135,10 @@ class ResolvedOptions:
             return PACKED_DTYPES[self.quantized_weights]
         packs = self.target == "cpu" and self.dtype == "bfloat16" and best_isa() != "portable"
         return torch.bfloat16 if packs else None
+
+    def packed_dtype_of(self, layer: str) -> torch.dtype | None:
+        """What the weights of a linear layer of this name are packed as."""
+        return torch.int8 if layer in self.int8_layers else self.packed_dtype
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -23,6 +23,7 @@ _CHOICES = {
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")
+_NUMBERS = ("weight_bits",)
 _FLAGS = ("early_exit", "decoupled_mode", "copy_checkpoint")
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
@@ -102,11 +103,13 @@ def _entries(path: Path) -> list[tuple[str, int, yaml.Node]]:
     return entries
 
 
-def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
+def _value(where: str, name: str, node: yaml.Node) -> str | int | float | bool:
     kind = node.tag.rsplit(":", 1)[-1]
-    wanted = "int" if name in _LIMITS else "bool" if name in _FLAGS else "str"
+    if name in _NUMBERS and isinstance(node, yaml.ScalarNode) and kind in ("int", "float"):
+        return _number(where, name, node)
+    wanted = "int" if name in _LIMITS else "bool" if name in _FLAGS else "float" if name in _NUMBERS else "str"
     if not isinstance(node, yaml.ScalarNode) or kind != wanted:
-        what = {"int": "a whole number", "bool": "true or false", "str": "text"}[wanted]
+        what = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[wanted]
         found = f"{kind} {node.value!r}" if isinstance(node, yaml.ScalarNode) else f"a {kind}"
         quoted = isinstance(node, yaml.ScalarNode) and wanted == "str" and name not in _CHOICES and node.value
         hint = f"; write it in quotes: '{node.value}'" if quoted else ""
@@ -135,6 +138,13 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
     if number < minimum:
         raise BuildError(f"{where}: {name} is {number}; it must be at least {minimum}.")
     return int(number)
+
+
+def _number(where: str, name: str, node: yaml.ScalarNode) -> float:
+    try:
+        return float(node.value.replace("_", ""))
+    except ValueError:  # such as YAML's .inf, or an explicit !!float of something else
+        raise BuildError(f"{where}: {name} must be a number, not {node.value[:20]!r}.") from None
 
 
 def _check_policy(where: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterable
 
 from kvforge.common.number_formats import ELEMENT_BYTES, HEAD_DTYPES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
@@ -18,6 +19,8 @@ _FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_scales": 1, "int4_zeros": 1}
 """Numbers in float32 that each output of a quantized linear layer has."""
 
 _DEPTH = {"int8": 4, "int4": 32, "int4_scales": 32, "int4_zeros": 32}
+HEADS = ("lm_head", "embed")
+"""The name of the head among linear layers, and its name where it is the table of embeddings."""
 _PANEL = 64
 """Inputs and outputs of quantized layers are padded to multiples of these, gates and what they multiply to half a panel
 each (``plugins/packed_linear``)."""
@@ -136,13 +139,31 @@ def _float_weights(model: ModelConfig) -> int:
 
 def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None) -> int:
     """Return the bytes of ``step_weights``, with the padding of quantized ones; ``dtype`` is a key of
-    ``WEIGHT_BYTES``."""
+    ``WEIGHT_BYTES``. Where some layers are int8 beside others in 4 bits, ``bytes_more_as_int8`` come on top."""
     if dtype not in _DEPTH:
         return round(step_weights(model, tokens) * WEIGHT_BYTES[dtype])
     linear = _padded(model, dtype, tokens)[0] * WEIGHT_BYTES[dtype]
     head = _padded_matrix(model.vocab_size, model.hidden_size, dtype)[0]
     linear += head * (_head_bytes(dtype) - WEIGHT_BYTES[dtype])
     return round(linear) + _float_weights(model) * ELEMENT_BYTES["bfloat16"]
+
+
+def bytes_more_as_int8(model: ModelConfig, dtype: str, layers: Iterable[str]) -> int:
+    """Return how many more bytes of weights a step reads where the linear ``layers`` of these names are int8, not
+    ``dtype`` in 4 bits."""
+    shapes = {spec.name.removesuffix(".weight"): spec.shape for spec in weight_specs(model)}
+    more = 0.0
+    for name in layers:
+        *experts, rows, depth = shapes[name]
+        own = _head_bytes(dtype) if name in HEADS else WEIGHT_BYTES[dtype]
+        of_one = _padded_matrix(rows, depth, "int8")[0] - _padded_matrix(rows, depth, dtype)[0] * own
+        more += math.prod(experts) * of_one
+    return round(more)
+
+
+def weight_bits(model: ModelConfig, num_bytes: float) -> float:
+    """Return the bits of a weight where those that a step reads take so many bytes."""
+    return 8 * num_bytes / step_weights(model)
 
 
 def _head_bytes(dtype: str) -> float:

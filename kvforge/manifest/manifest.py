@@ -18,7 +18,7 @@ from kvforge.costs.cache import (
 )
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.costs.flops import skipped_token
-from kvforge.costs.weights import step_weight_bytes
+from kvforge.costs.weights import bytes_more_as_int8, step_weight_bytes, weight_bits
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load, of_cache
 from model_defs import ModelConfig
 from model_defs.draft_head import DraftHead
@@ -96,6 +96,8 @@ class Manifest:
     """The layers that are run of the model which fills the cache of prompts; None without one."""
     draft_head: DraftHead | None = None
     """The head that drafts from the model's hidden states; None without one."""
+    int8_layers: tuple[str, ...] = ()
+    """Linear layers whose weights are int8, where ``weight_dtype`` has 4 bits."""
     calibration: str | None = None
     """The text that linear layers were rounded by: ``package`` or a file's SHA-256; None where they were not."""
 
@@ -223,7 +225,13 @@ class Manifest:
     def weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads: every linear layer and the head, without biases and scales, the
         lookup of embeddings and an early exit's head."""
-        return step_weight_bytes(self.model, self.weight_dtype)
+        more = bytes_more_as_int8(self.model, self.weight_dtype, self.int8_layers)
+        return step_weight_bytes(self.model, self.weight_dtype) + more
+
+    @property
+    def weight_bits(self) -> float:
+        """Bits of each of these weights on average, with scales of groups."""
+        return weight_bits(self.model, self.weight_bytes)
 
     def prefill_flops_per_token(self, context_length: int) -> float:
         """Return the mean FLOPs of one prompt token that is not sampled from (``skipped_token``), and that is not

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from kvforge.common.checkpoint_files import gguf_name, is_gguf
 from kvforge.common.errors import CheckpointError, KvforgeError
-from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
+from kvforge.common.number_formats import (
+    INT4_WEIGHTS,
+    KV_FORMATS,
+    automatic_dtype,
+    automatic_kv_dtype,
+    keeping_int4,
+)
+from kvforge.costs.weights import step_weight_bytes, weight_bits
 from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy, Need
 from kvforge.manifest import MANIFEST_FILE, load_manifest
@@ -19,7 +26,8 @@ from model_defs.mtp import mtp_head
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to plan for, as it is: the cuts and group sizes to show unless told otherwise, its dtypes, KV policy,
-    page size, tokens of a step and draft head. ``int4_dtype`` is what a build makes of the weight dtype int4."""
+    page size, tokens of a step and draft head. ``int4_dtype`` is what a build makes of the weight dtype int4,
+    ``weight_bits`` are of an engine in which some layers are int8 beside those in 4 bits."""
 
     name: str
     model: ModelConfig
@@ -33,6 +41,7 @@ class Subject:
     is_engine: bool = False
     head: DraftHead | None = None
     int4_dtype: str = "int4"
+    weight_bits: float | None = None
 
     def with_module(self) -> "Subject":
         """Return it with a module for multi-token prediction that shares the model's embedding and LM head, as draft
@@ -51,9 +60,21 @@ class Subject:
         """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
         its own, and a checkpoint the static format that it was calibrated for and its weights in 4 bits."""
         dtype = keeping_int4(dtype, self.int4_dtype)
+        found = dataclasses.replace(self, weight_dtype=dtype, weight_bits=None)
         if self.is_engine or KV_FORMATS[self.kv_dtype].scales == "static":
-            return dataclasses.replace(self, weight_dtype=dtype)
-        return dataclasses.replace(self, weight_dtype=dtype, kv_dtype="float32" if dtype == "float32" else "bfloat16")
+            return found
+        return dataclasses.replace(found, kv_dtype="float32" if dtype == "float32" else "bfloat16")
+
+    def with_bits(self, bits: float) -> "Subject":
+        """Return it with layers in int8 beside those in 4 bits, so that a weight has so many ``bits``. Raises
+        KvforgeError where that cannot be."""
+        least = weight_bits(self.model, step_weight_bytes(self.model, self.weight_dtype))
+        if self.weight_dtype not in INT4_WEIGHTS or not least <= bits < 8:
+            raise KvforgeError(
+                f"--weight-bits {bits:g} is for weights in 4 bits, and between their own bits and 8; {self.name} has "
+                f"{self.weight_dtype} weights of {least:.2f}. Give another number, or --weight-dtype int4 too."
+            )
+        return dataclasses.replace(self, weight_bits=bits)
 
 
 def load_subject(model: str, revision: str | None = None) -> Subject:
@@ -84,6 +105,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
         return dataclasses.replace(
             subject,
             weight_dtype=manifest.weight_dtype,
+            weight_bits=manifest.weight_bits if manifest.int8_layers else None,
             kv_dtype=manifest.kv_dtype,
             policy=manifest.policy if Need.OWN_CACHE in manifest.policy.needs else Full(),  # on a cache of any format
             page_size=manifest.page_size,

@@ -18,7 +18,14 @@ from kvforge.costs.cache import (
     state_bytes,
 )
 from kvforge.costs.flops import full_token, skipped_token, table_1
-from kvforge.costs.weights import head_weight_bytes, num_parameters, weight_bytes
+from kvforge.costs.weights import (
+    head_weight_bytes,
+    num_parameters,
+    step_weight_bytes,
+    step_weights,
+    weight_bits,
+    weight_bytes,
+)
 from kvforge.kv_policies import Full, of_cache
 from kvforge.planning.capacity import (
     GIB,
@@ -45,7 +52,8 @@ RATIOS = (1, 2, 5, 10, 20, 50, 100)
 @dataclass(frozen=True)
 class PlannedWorkload:
     """Tokens of a request, dtype of the weights, and what distilling costs in tokens; tokens of a page and of a step,
-    for caches that have exact pages; the draft head beside each variant."""
+    for caches that have exact pages; the draft head beside each variant; the bits of a weight where some layers are
+    int8 beside others in 4 bits."""
 
     input_tokens: int = 8192
     output_tokens: int = 256
@@ -54,6 +62,20 @@ class PlannedWorkload:
     page_size: int = 32
     step_tokens: int = DEFAULT_STEP_TOKENS
     head: DraftHead | None = None
+    weight_bits: float | None = None
+
+    def weight_bytes(self, model: ModelConfig) -> int:
+        """Return the bytes of a model's weights."""
+        return weight_bytes(model, self.weight_dtype) + self._int8_bytes(model)
+
+    def bytes_beside(self, model: ModelConfig) -> int:
+        """Return the bytes of weights beside those that ``weight_dtype`` says: of int8 layers and a draft head."""
+        return self._int8_bytes(model) + self.head_costs(model)["weight_bytes"]
+
+    def _int8_bytes(self, model: ModelConfig) -> int:
+        if self.weight_bits is None:
+            return 0
+        return round(self.weight_bits / 8 * step_weights(model)) - step_weight_bytes(model, self.weight_dtype)
 
     def head_costs(self, model: ModelConfig) -> dict[str, int]:
         """Return the bytes of the draft head's weights, and of what it keeps of a token; 0 without one."""
@@ -162,6 +184,7 @@ def make_plan(
         "input_tokens": work.input_tokens,
         "output_tokens": work.output_tokens,
         "weight_dtype": work.weight_dtype,
+        "weight_bits": work.weight_bits or weight_bits(model, step_weight_bytes(model, work.weight_dtype)),
         "table_1_context": model.max_position,
         "variants": [_row(model, variant, work, fleet) for variant in variants],
     }
@@ -205,7 +228,7 @@ def _row(model: ModelConfig, variant: Variant, work: PlannedWorkload, fleet: Fle
         "num_owners": made.num_owners,
         "kv_dtype": variant.kv_dtype,
         "num_parameters": num_parameters(made),
-        "weight_bytes": weight_bytes(made, work.weight_dtype),
+        "weight_bytes": work.weight_bytes(made),
         "prompt_token_flops": prompt.to_json(),
         "output_token_flops": full_token(made, middle, num_prompt_tokens=work.input_tokens).to_json(),
         "relative_prefill": prompt.total / skipped_token(plain, work.input_tokens).total,
@@ -241,7 +264,7 @@ def _capacity(variants: Sequence[Variant], work: PlannedWorkload, fleet: Fleet, 
         head, of_step = work.head_costs(variant.model), _exact_bytes(variant, work, 0, work.step_tokens)
         each = _exact_bytes(variant, work, 1, 0) + length * head["kv_bytes_per_token"]
         each += state_bytes(variant.model, work.wide_dtype)
-        kept = machine.reserve_bytes + of_step + head["weight_bytes"]
+        kept = machine.reserve_bytes + of_step + work.bytes_beside(variant.model)
         free = dataclasses.replace(machine, reserve_bytes=kept)
         kept_by_one = sequence_kv_bytes(variant.model, variant.kv_dtype, work.input_tokens, length)
         dtypes, prompt = (work.weight_dtype, variant.kv_dtype), work.input_tokens

@@ -76,7 +76,8 @@ def plan_ranks(
         if variant.model.is_blind:
             raise KvforgeError("A blind cut is not divided among ranks; leave out --tensor-parallel-size.")
         division = Division(name, variant.model, size)
-        weights, per_token = division.weight_bytes(work.weight_dtype), division.kv_bytes_per_token(variant.kv_dtype)
+        weights = division.weight_bytes(work.weight_dtype) + work.bytes_beside(variant.model) // size
+        per_token = division.kv_bytes_per_token(variant.kv_dtype)
         row: dict[str, Any] = {"name": variant.name, "weight_bytes": weights, "kv_bytes_per_token": per_token}
         row["requests"] = {}
         for memory in fleet.memory_gib:

@@ -18,8 +18,8 @@ def describe(plan: dict[str, Any]) -> str:
     parameters = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
     title = (
         f"{plan['model']}: {parameters} parameters, {plan['num_layers']} layers, "
-        f"{plan['weight_dtype']} weights; requests of {plan['input_tokens']} input and {plan['output_tokens']} output "
-        "tokens"
+        f"{plan['weight_dtype']} weights, {plan['weight_bits']:.2f} bits each; requests of {plan['input_tokens']} "
+        f"input and {plan['output_tokens']} output tokens"
     )
     unit, factor = _unit(plan)
     rows = [[_HEAD[0], *_HEAD[1:-1], f"{_HEAD[-1]} {_SPEEDUP}"]]

@@ -133,7 +133,7 @@ def _fit(policy: KVPolicy, variant: Variant, work: PlannedWorkload, machine: Mac
     model, cache, kv_dtype = variant.model, _cache(variant, work), variant.kv_dtype
     policy, in_full = of_cache(policy, kv_dtype), of_cache(Full(), kv_dtype)
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(model, work.weight_dtype)
-    free -= work.head_costs(model)["weight_bytes"]
+    free -= work.bytes_beside(model)
     free -= exact_bytes(model, kv_dtype, work.page_size, work.exact_bits, 0, work.step_tokens)
     lengths = work.input_tokens, work.output_tokens
     besides = _besides(model, cache, work, sum(lengths))

@@ -91,7 +91,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 BUILDING: dict[str, Any] = {
     "--revision": (["a"], ["b"]), "--target": (["cpu"], ["vllm"]), "--dtype": (["float32"], ["bfloat16"]),
-    "--weight-dtype": (["int8"], ["int4"]), "--kv-dtype": (["fp8"], ["int8"]), "--page-size": (["8"], ["16"]),
+    "--weight-dtype": (["int8"], ["int4"]), "--weight-bits": (["5"], ["6"]),
+    "--kv-dtype": (["fp8"], ["int8"]), "--page-size": (["8"], ["16"]),
     "--max-draft-len": (["1"], ["2"]), "--no-early-exit": ([], None), "--kv-policy": (["full"], ["snapkv"]),
     "--engine-python": (["a"], ["b"]), "--tensor-parallel-size": (["1"], ["2"]),
     "--pipeline-parallel-size": (["1"], ["2"]), "--engine-args": (["{}"], ['{"a": 1}']),

@@ -1,9 +1,11 @@
 """Graphs made of packed linear layers, not compiled, against the all-token reference: families and weight dtypes."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import pytest
 import torch
@@ -61,10 +63,11 @@ def kernels() -> None:
     plugins.load_library()
 
 
-def converted(model: Model, weight_dtype: torch.dtype | None) -> dict[str, Tensor]:
+def converted(model: Model, weight_dtype: torch.dtype | None, int8_layers: Collection[str] = ()) -> dict[str, Tensor]:
     """The engine's weights, as the memory-mapped file holds them; not packed without a dtype."""
-    path = model.path / f"{weight_dtype}.safetensors"
-    convert_weights(open_checkpoint(model.path), model.config, torch.bfloat16, path, packed_dtype=weight_dtype)
+    path = model.path / f"{weight_dtype}{len(int8_layers)}.safetensors"
+    settings = {"packed_dtype": weight_dtype, "int8_layers": int8_layers}
+    convert_weights(open_checkpoint(model.path), model.config, torch.bfloat16, path, **settings)
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -82,19 +85,27 @@ def in_basis(model: Model, weights: dict[str, Tensor], is_head: bool) -> dict[st
     return weights | found
 
 
-def graph(module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dtype | None) -> nn.Module:
+def graph(
+    module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dtype | None, int8_layers: Collection[str] = ()
+) -> nn.Module:
+    for name, layer in module.named_modules():
+        layer.own_name = name
     if weight_dtype is not None:
-        pack_linears(module, weight_dtype)
+        pack_linears(module, weight_dtype, int8_layers)
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     return module
 
 
 def logits(
-    model: Model, weight_dtype: torch.dtype | None, like: torch.dtype | None = None, seed: int = 3
+    model: Model,
+    weight_dtype: torch.dtype | None,
+    like: torch.dtype | None = None,
+    seed: int = 3,
+    int8_layers: Collection[str] = (),
 ) -> list[Tensor]:
     """Logits of every token, then those of the early exit where there is one, from one step of all tokens; by plain
     weights in the basis of an engine ``like`` that."""
-    config, tokens, weights = model.config, prompt(seed), converted(model, weight_dtype)
+    config, tokens, weights = model.config, prompt(seed), converted(model, weight_dtype, int8_layers)
     of_head = weights
     if like in (torch.int8, IN_STEPS):
         of_head, weights = (in_basis(model, weights, is_head) for is_head in (True, False))
@@ -103,12 +114,13 @@ def logits(
     pools = [(torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()) for _ in config.owners]
     starts, length = torch.tensor([0, TOKENS]).int(), torch.tensor([TOKENS]).int()
     table, rows = torch.arange(pages).int()[None], torch.arange(TOKENS).int()
-    lower = graph(LowerGraph(config), weights, weight_dtype)
+    packed = weight_dtype, int8_layers
+    lower = graph(LowerGraph(config), weights, *packed)
     hidden = lower(tokens.int(), rows, rows, starts, length, table, pools)
-    upper = graph(UpperGraph(config), of_head, weight_dtype)
+    upper = graph(UpperGraph(config), of_head, *packed)
     results = [upper(hidden, rows, starts, rows, length, table, pools[config.cut :])]
     if config.early_exit:
-        results.append(graph(EarlyExitGraph(config), weights, weight_dtype)(hidden, rows))
+        results.append(graph(EarlyExitGraph(config), weights, *packed)(hidden, rows))
     return results
 
 
@@ -174,16 +186,23 @@ def test_bf16_is_the_reference_but_for_rounding(model: Model) -> None:
         assert error(found, expected) < rounded_model_error(model.config, torch.bfloat16)
 
 
-@pytest.mark.parametrize("weight_dtype", SMALL)
+@pytest.mark.parametrize(("weight_dtype", "is_mixed"), [(torch.int8, False), (IN_STEPS, False), (IN_STEPS, True)])
 @torch.inference_mode()
 def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
-    model: Model, weight_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    model: Model, weight_dtype: torch.dtype, is_mixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bias, gate and residual of each layer are where the plain graph has them, and each weight where its name says:
     far nearer than what quantizing changes, which is small itself. Not of every prompt: where attention rounds
-    otherwise, a code may turn, and one turned code moves as much as a quarter of that; tiles turn more of them."""
-    packed = [logits(model, weight_dtype, seed=seed) for seed in PROMPTS]
-    monkeypatch.setattr(Linear, "forward", lambda *args, **kwargs: rounded_forward(weight_dtype, *args, **kwargs))
+    otherwise, a code may turn, and one turned code moves as much as a quarter of that; tiles turn more of them. Mixed:
+    some layers of each kind are int8, the head among them."""
+    names = list(linears(model.config))
+    int8_layers = {*names[:3], *names[6::2], *({"embed", "lm_head"} & {*names})} if is_mixed else set()
+    packed = [logits(model, weight_dtype, seed=seed, int8_layers=int8_layers) for seed in PROMPTS]
+
+    def forward(layer: Linear, *args: Any, **kwargs: Any) -> Tensor:
+        return rounded_forward(torch.int8 if layer.own_name in int8_layers else weight_dtype, layer, *args, **kwargs)
+
+    monkeypatch.setattr(Linear, "forward", forward)
     shares = []
     for seed, results in zip(PROMPTS, packed, strict=True):
         for found, expected, exact in zip(

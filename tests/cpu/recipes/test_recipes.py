@@ -77,6 +77,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "kv_prediction": "predictor",
         "calibration": "a text",
         "draft_head": "a head",
+        "weight_bits": 5.5,
         "kv_scorer": "a scorer",
         "compute_capabilities": "8.9,12.0",
     }
@@ -96,6 +97,8 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         ("target: cpu\nmax_tokens: 5\n", "line 2: unknown key 'max_tokens'; known are checkpoint, output, cut"),
         ("# comment\n\npage_size: many\n", "line 3: page_size must be a whole number, not str 'many'"),
         ("page_size: 3.5\n", "line 1: page_size must be a whole number, not float '3.5'"),
+        ("weight_bits: many\n", "line 1: weight_bits must be a number, not str 'many'"),
+        ("weight_bits: .nan\n", "line 1: weight_bits must be a number, not '.nan'"),
         ("page_size: true\n", "line 1: page_size must be a whole number, not bool 'true'"),
         ("page_size:\n", "line 1: page_size must be a whole number, not null ''"),
         ("page_size: [1]\n", "line 1: page_size must be a whole number, not a seq"),

@@ -151,6 +151,8 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         calibration = calibration_of(options, resolved, config, source)
+        if calibration is not None:
+            resolved = calibration.mix(source, config, resolved, options.weight_bits)
         convert_weights(
             source,
             config,
@@ -162,6 +164,7 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
             rounded=None if calibration is None else calibration.round(source, config, resolved),
             draft=draft,
             scorer=scorer,
+            int8_layers=resolved.int8_layers,
         )
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None
