@@ -10,6 +10,7 @@ from kvforge.commands.engine_argument import add_engine_argument, engine_of
 from kvforge.commands.parsers import add_command, add_kv_cache, add_threads
 from kvforge.commands.url_argument import check_for_engine, is_url
 from kvforge.common.errors import KvforgeError
+from kvforge.runtime.async_scheduling import add_async_scheduling
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_threads(parser)
     add_speculation_options(parser)
+    add_async_scheduling(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON line for each workload")
     parser.set_defaults(run=run)
 
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.num_runs < 1:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = _workloads(args)
-    options = speculation_options(args)
+    options = speculation_options(args) | ({"async_scheduling": True} if args.async_scheduling else {})
     directory, _ = engine_of(args, predicts="exact_tokens" in options)
     engine = load_engine(
         directory,

@@ -15,6 +15,7 @@ from kvforge.commands.start_notes import StartNotes
 from kvforge.common.errors import KvforgeError
 from kvforge.gateway.options import GatewayOptions, add_option
 from kvforge.manifest import load_manifest
+from kvforge.runtime.async_scheduling import add_async_scheduling, check_async_scheduling
 from kvforge.runtime.prefixes.options import PrefixOptions, add_prefix_options
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -33,6 +34,7 @@ OF_SERVER = (
     "http_port", "grpc_port", "metrics_port", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib",
     "prefix_dir", "prefix_gib", "prefix_host_gib", "snapshot_every", "num_snapshots", "wrap_token_ids",
     "stream_interval", "max_queue_size", "max_request_bytes", "control_apis", "log_format", "log_file",
+    "async_scheduling",
 )  # fmt: skip
 """Fields of ServerOptions that are options of the same name."""
 
@@ -56,6 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_prefix_options(parser)
     add_threads(parser)
     add_speculation_options(parser)
+    add_async_scheduling(parser)
     parser.add_argument(
         "--max-queue-size", type=int, default=ServerOptions.max_queue_size, help="sequences that may wait"
     )
@@ -151,6 +154,9 @@ def run(args: argparse.Namespace) -> int:
         manifest, options.enable_prefix_cache
     )
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
+    if options.async_scheduling:
+        taken = ("speculative", "early_exit_threshold", "prefix_dir", "prefix_host_gib")
+        check_async_scheduling(manifest, manifest.target == "cuda", **{name: getattr(options, name) for name in taken})
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
     served_name = sampling = None

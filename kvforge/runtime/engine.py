@@ -5,9 +5,11 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvforge.common.errors import EngineError, RequestError, let_end, refusal_of
@@ -16,6 +18,7 @@ from kvforge.common.hardware import available_memory_bytes
 from kvforge.common.refusals import Refusal
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request, new_request
+from kvforge.runtime.async_scheduling import check_async_scheduling
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.guides.guide import Guide
@@ -24,7 +27,8 @@ from kvforge.runtime.prefixes.options import PrefixOptions
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
-from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens, sample
+from kvforge.runtime.sampling.on_device import can_queue, choose, draws_of
+from kvforge.runtime.sampling.sampler import SampledTokens, sample
 from kvforge.runtime.sampling.state import RequestSampling
 from kvforge.runtime.scheduling.deadlines import Deadlines
 from kvforge.runtime.scheduling.invariants import check_invariants
@@ -36,6 +40,7 @@ from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics.cache import cache_stats
 from kvforge.runtime.statistics.counters import EngineStatistics
+from kvforge.runtime.step.flight import Flight, drop_finished, note_scores
 from kvforge.runtime.step.runner import Runner
 from kvforge.runtime.step.threads import step_threads
 from kvforge.runtime.step.work import Work, WorkListener
@@ -68,9 +73,11 @@ class LLMEngine:
         prefix_dir: a folder for the prefix cache's pages, also those of other engines and servers, of ``prefix_gib``
             GiB (default 16) at most; see docs/prefixes.md.
         prefix_host_gib: main memory for pages that a GPU's memory has no room for.
+        async_scheduling: plan each step while the device computes the one before; see docs/cuda.md.
 
     Raises:
-        EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot speculate so.
+        EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot
+            speculate or plan ahead so.
     """
 
     def __init__(
@@ -96,6 +103,7 @@ class LLMEngine:
         prefix_dir: str | Path | None = None,
         prefix_gib: float | None = None,
         prefix_host_gib: float | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         if session is None:
             if engine_dir is None:
@@ -106,6 +114,15 @@ class LLMEngine:
         check_speculation(speculative, early_exit_threshold, session.manifest, early_exit_prompts)
         kept = PrefixOptions(prefix_dir, prefix_gib, prefix_host_gib, snapshot_every, num_snapshots)
         kept.check(session.manifest, enable_prefix_cache)
+        if async_scheduling:
+            check_async_scheduling(
+                session.manifest,
+                session.runs_ahead,
+                speculative=speculative,
+                early_exit_threshold=early_exit_threshold,
+                prefix_dir=prefix_dir,
+                prefix_host_gib=prefix_host_gib,
+            )
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         if num_pages is None and kv_cache_gib is None:
@@ -129,7 +146,8 @@ class LLMEngine:
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
             by_head = speculative is not None and speculative.by_head
-            self.runner = Runner(session, self.config, early_exit_threshold, early_exit_prompts, by_head)
+            exits = early_exit_threshold, early_exit_prompts
+            self.runner = Runner(session, self.config, *exits, by_head, async_scheduling)
         except (RuntimeError, MemoryError) as error:
             sizes = cache_stats(session.manifest, self.scheduler)
             size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
@@ -138,6 +156,8 @@ class LLMEngine:
             self.scheduler.transitions.measure = self.runner.measure
         self.prefixes = open_tier(self.scheduler, session.manifest, self.runner.pools, kept)
         self._num_waits = 0
+        self._ahead = session if async_scheduling else None
+        self._flight: Flight | None = None
         self._close = None if self.prefixes is None else weakref.finalize(self, self.prefixes.close)
         self.requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
@@ -199,25 +219,41 @@ class LLMEngine:
 
         An error in the computation finishes the sequences of that step with reason "error" and leaves the
         engine able to serve the others; so does, for a single sequence, a token that cannot be chosen.
+
+        With asynchronous scheduling the step is launched, and what is reported is the step before.
         """
         outputs = self._expire()
         self.drafting.propose(self.scheduler)
+        flight = self._flight
+        if flight is not None:
+            flight.assume(self.scheduler)
         plan = self.scheduler.schedule()
         self.drafting.planned(plan, self.scheduler)
         if not plan:
+            outputs += self._land(plan)
             self._wait_for_pages(outputs)
             return outputs
         self.statistics.planned(plan)
         self.guides.begin_step()
-        try:
-            self.runner.change(plan)
-            with step_threads(self.manifest.num_parameters, plan.num_tokens):
+        with step_threads(self.manifest.num_parameters, plan.num_tokens):
+            try:
+                self.runner.change(plan)
                 start = time.perf_counter()
-                logits = self.runner.run(plan, self.scheduler.slots)
+                logits = self.runner.run(plan, self.scheduler.slots, flight)
                 self._measure(plan, time.perf_counter() - start)
+            except BaseException as error:
+                let_end(error)
+                return outputs + self._land(plan) + self._failed(error, plan)
+            survivors = [] if self._ahead is None else plan.survivors
+            outputs += self._land(plan)
+            try:
+                if self._ahead is not None:
+                    logits = self._leave(plan, logits, survivors, self._ahead)
                 sampled = None if logits is None else self._sample(plan, logits)
-        except BaseException as error:
-            return outputs + self._failed(plan, error)
+            except BaseException as error:
+                return outputs + self._failed(error, plan)
+        if self._flight is not None:
+            return outputs
         if logits is None or sampled is None:
             self.scheduler.commit(plan)
             return outputs
@@ -243,16 +279,60 @@ class LLMEngine:
             self._listener(Work("sample", len(logits)))
         survivors = plan.survivors
         sampled = self.verifier.sample(plan, logits, self.drafting.probs) if plan.drafts else sample(logits, survivors)
-        for row, sequence in enumerate(survivors):
-            if sequence.prompt_scores is not None and not sequence.prompt_scores.is_finite:
-                sampled.errors.setdefault(row, NOT_FINITE)
+        note_scores(survivors, sampled)
         return sampled
 
-    def _failed(self, plan: Schedule, error: BaseException) -> list[SequenceOutput]:
+    def _leave(
+        self, plan: Schedule, logits: torch.Tensor | None, launched: list[Sequence], session: Session
+    ) -> torch.Tensor | None:
+        """Leave a launched step to the device if that chooses all its tokens: it is the one in flight. Otherwise return
+        its logits on the CPU, without rows of what has ended since it was launched."""
+        drop_finished(plan)
+        survivors = plan.survivors
+        if logits is None or not survivors:
+            return None
+        if not plan.drafts and can_queue(survivors):
+            draws = draws_of(launched, self.config.vocab_size, session.upload)
+            self._flight = Flight(plan, launched, session.launch(partial(choose, logits, draws), len(launched)))
+            return None
+        logits = session.host_logits(logits)
+        if len(survivors) == len(launched):
+            return logits
+        counts = [1 + len(plan.drafts.get(sequence, ())) for sequence in launched]
+        kept = [sequence.status is not Status.FINISHED for sequence in launched]
+        return logits[np.repeat(kept, counts)]
+
+    def _land(self, plan: Schedule) -> list[SequenceOutput]:
+        """Wait for the step in flight and give its survivors their tokens. If it failed, so did ``plan``, which was
+        planned on what it should have left."""
+        flight = self._flight
+        if flight is None:
+            return []
+        try:
+            survivors, sampled = flight.land(self.scheduler)
+        except BaseException as error:
+            let_end(error)
+            self._flight = None
+            self.scheduler.withdraw()
+            for sequence in flight.plan.affected:
+                self.scheduler.unpublish(sequence)
+            return self._failed(error, flight.plan, plan)
+        self._flight = None
+        note_scores(survivors, sampled)
+        for row in sampled.errors:
+            self.scheduler.unpublish(survivors[row])
+        outputs: dict[Sequence, SequenceOutput] = {}
+        self._take(survivors, sampled, outputs)
+        self.statistics.generated(outputs)
+        return list(outputs.values())
+
+    def _failed(self, error: BaseException, *plans: Schedule) -> list[SequenceOutput]:
         let_end(error)
         logger.error("a step failed", exc_info=error)
         self.statistics.num_failed_steps += 1
-        return [self._finish(sequence, "error", refusal_of(error)) for sequence in plan.affected]
+        affected = dict.fromkeys(sequence for plan in plans for sequence in plan.affected)
+        open_ones = [sequence for sequence in affected if sequence.status is not Status.FINISHED]
+        return [self._finish(sequence, "error", refusal_of(error)) for sequence in open_ones]
 
     def _report(self, plan: Schedule, logits: torch.Tensor, sampled: SampledTokens) -> list[SequenceOutput]:
         """Give the survivors their tokens and those that follow right drafts."""
@@ -330,7 +410,7 @@ class LLMEngine:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, None if self._flight is None else self._flight.plan)
 
     def _take(self, sequences: list[Sequence], sampled: SampledTokens, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Give each sequence its token, or end it for having none, and say so in ``outputs``."""

@@ -41,6 +41,7 @@ class EngineOptions:
     early_exit_threshold: float | None = None
     early_exit_prompts: bool = False
     exact_tokens: ExactTokens | None = None
+    async_scheduling: bool = False
 
     def of_engine(self) -> dict[str, Any]:
         """Return the arguments of `LLMEngine` that are not its defaults."""

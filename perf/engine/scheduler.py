@@ -1,7 +1,7 @@
 """Measure what a step costs beside its graphs, over the number of running sequences.
 
     python -m perf.engine.scheduler [--running 1 --running 256] [--seconds 1.0] [--engine DIR] [--output OUTPUT]
-                                   [--figure FILE]
+                                   [--device-ms 5] [--figure FILE]
 
 Everything of ``LLMEngine.step`` runs, on a session whose graphs return at once: expiring, planning, building the
 batch, the sampler over float32 logits of 32,000 tokens, committing, appending, ends, statistics, outputs.
@@ -11,6 +11,10 @@ batch, the sampler over float32 logits of 32,000 tokens, committing, appending, 
   prompts. The cost of ``add_request`` is not in the step; it is reported apart.
 - ``drawn``: as ``decode`` with temperature 0.8 and top_p 0.9 for every sequence.
 
+With ``--device-ms`` the same engine also decodes on a device that takes so long for each step, without and with
+asynchronous scheduling. Time is virtual: the CPU time of the engine's thread, and what it waits for the device, which
+chooses tokens in no time where it does.
+
 With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of output each, and the report says which
 part of its steps' time is spent outside its graphs.
 """
@@ -18,6 +22,7 @@ part of its steps' time is spent outside its graphs.
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +41,7 @@ from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import ModelConfig, RopeConfig
-from perf.harness.experiment import Experiment, option, output, place, positive
+from perf.harness.experiment import Experiment, option, output, place, positive, positive_float
 from perf.harness.plots import panels
 from perf.harness.tables import text_table
 from perf.harness.timed_session import TimedSession
@@ -81,6 +86,57 @@ class InstantSession(Session):
 
     def upper(self, step: UpperStep, _: Pools) -> Tensor:
         return self._logits[: len(step.survivor_index)]
+
+
+class VirtualDevice(InstantSession):
+    """Graphs that take ``seconds`` of virtual time a step, one step after the other."""
+
+    runs_ahead = True
+
+    def __init__(self, num_seqs: int, seconds: float) -> None:
+        super().__init__(num_seqs)
+        self._seconds, self._waited, self._free_at = seconds, 0.0, 0.0
+        self.ids = torch.full((num_seqs,), 5, dtype=torch.int32)
+
+    def now(self) -> float:
+        """The host's time."""
+        return time.thread_time() + self._waited
+
+    def collect(self) -> Tensor:
+        """Wait for all that is queued."""
+        self._waited += max(self._free_at - self.now(), 0.0)
+        return self.ids
+
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        self._free_at = max(self._free_at, self.now()) + self._seconds
+        return super().lower(step, pools)
+
+    def device_logits(self, step: UpperStep, pools: Pools) -> Tensor:
+        return super().upper(step, pools)
+
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        self.collect()
+        return super().upper(step, pools)
+
+    def launch(self, choose: Callable[[], Tensor], num_rows: int) -> "VirtualDevice":
+        return self
+
+
+def period(mode: str, num_running: int, device_ms: float, is_asynchronous: bool) -> float:
+    """Return virtual milliseconds from one decode step to the next."""
+    session = VirtualDevice(num_running, device_ms / 1e3)
+    pages = max(num_running * 8, MAX_SEQ_LEN // PAGE_SIZE)
+    engine = LLMEngine(session=session, num_pages=pages, async_scheduling=is_asynchronous)
+    for index in range(num_running):
+        engine.add_request(str(index), list(range(3, 19)), MODES[mode])
+    while engine.stats()["num_decoding"] < num_running:
+        engine.step()
+    times = []
+    for _ in range(60):
+        start = session.now()
+        engine.step()
+        times.append(session.now() - start)
+    return 1e3 * statistics.median(times)
 
 
 def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
@@ -152,6 +208,12 @@ COLUMNS = (
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
     lines, overhead = [text_table(COLUMNS, report["rows"])], report["engine"]
+    lines += [
+        f"{row['mode']}, {row['running']} running, {row['device_ms']:g} ms on a device: a step every "
+        f"{row['sync_ms']:.2f} ms, every {row['async_ms']:.2f} ms with asynchronous scheduling"
+        for row in report["rows"]
+        if "device_ms" in row
+    ]
     if overhead:
         lines.append(
             f"8 x 2048 -> 64: {overhead['total_s']:.2f} s in {overhead['steps']} steps, outside the graphs "
@@ -167,6 +229,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
     bar = tqdm(todo, unit="point", disable=True if args.json else None)
     rows = [measure(*item, args.seconds) for item in bar]
+    for row in rows if args.device_ms else ():
+        point = row["mode"], row["running"], args.device_ms
+        if row["mode"] != "mixed":
+            row |= {"device_ms": args.device_ms, "sync_ms": period(*point, False), "async_ms": period(*point, True)}
     if args.figure:
         plot(rows, args.figure)
     engine = measure_overhead(args.engine) if args.engine else None
@@ -179,6 +245,7 @@ EXPERIMENT = Experiment(
         option("--running", type=positive, action="append", help=f"sequences (default: {RUNNING})"),
         option("--mode", action="append", choices=list(MODES), help="default: all"),
         option("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)"),
+        option("--device-ms", type=positive_float, help="of a device's step, to measure asynchronous scheduling"),
         place("--engine", "an engine whose steps are measured too"), place("--figure", "draw the medians here"),
         output("OUTPUT.json"),
     ),

@@ -29,6 +29,23 @@ def draw_tokens(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -
     return torch.cat([_draw_rows(*part) for part in parts])
 
 
+def draw_queued(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor, most_candidates: int) -> torch.Tensor:
+    """As ``draw_tokens``, without waiting for the device: every row is drawn of as many candidates as any row may need.
+    ``most_candidates`` is the largest ``top_k`` of rows that must be sorted, 0 if there are none."""
+    probs, vocab_size = filters.probabilities(logits), logits.shape[1]
+    floor = filters.floor(probs.amax(-1))
+    tokens = invert(torch.where(probs < floor[:, None], 0.0, probs), uniform)
+    pending, num_candidates = filters.sorts(vocab_size), 0
+    while num_candidates < most_candidates:
+        num_candidates = min(16 * num_candidates or _FIRST_CANDIDATES, vocab_size)
+        top, ids = probs.topk(num_candidates, dim=-1)
+        kept, settled = filters.keep_prefix(top, vocab_size)
+        picked = ids.gather(1, invert(kept, uniform)[:, None]).squeeze(1)
+        tokens = torch.where(pending & settled, picked, tokens)
+        pending = pending & ~settled
+    return tokens
+
+
 def filter_logits(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """Return a copy of ``logits`` in which the tokens that ``draw_tokens`` never draws are -inf; arguments as there."""
     result = logits.clone()

@@ -20,6 +20,7 @@ class RequestSampling:
         stop_ids: int64, tokens that end a sequence; ``late_stop_ids`` end a guided one only where nothing else can
             follow.
         in_prompt: [vocab_size] bool, tokens of the prompt; None without penalties.
+        needs_host: more than a token, or of more than logits, filters and a random number: ``sample`` alone does it.
         draws_ahead: a token depends on its logits, temperature, filters and random number alone, so that those after
             drafts can be drawn before it is known whether the drafts are right.
         may_reject: its tokens may come of drafts that were drawn: nobody asked for more than their distribution.
@@ -56,9 +57,10 @@ class RequestSampling:
         self.adjusts_logits = asked or self.has_penalties
         changes_top_p = params.top_p_decay != 1 or params.top_p_min > params.top_p
         reports = params.logprobs is not None or params.return_logits
-        self.draws_ahead = not (params.greedy or self.adjusts_logits or changes_top_p or reports)
+        self.needs_host = self.adjusts_logits or reports
+        self.draws_ahead = not (params.greedy or changes_top_p or self.needs_host)
         self.may_reject = self.draws_ahead and params.seed is None
-        self._needs_state = not params.greedy or reports or self.adjusts_logits
+        self._needs_state = not params.greedy or self.needs_host
 
     def state(self, index: int) -> "SamplingState | None":
         """Return what sequence ``index`` needs; None if it only ever takes the most probable token."""

@@ -32,8 +32,8 @@ class Admissions:
                 self._read_ahead()
 
     def _admit_all(self, plan: Schedule) -> None:
-        """Nothing overtakes the first one, except that sequences waiting for their leader's prompt, for pages that are
-        being read or for pages of this step are passed over."""
+        """Nothing overtakes the first one, except that sequences waiting for their leader's prompt, for a token of a
+        step in flight, for pages that are being read or for pages of this step are passed over."""
         holdings, index, free_slots = self._holdings, 0, self._holdings.slots.free_slots
         prefixes = PlannedPrefixes(holdings.prefix_cache, holdings.policy, holdings.state_rows)
         if self._use_cache:
@@ -43,6 +43,7 @@ class Admissions:
             sequence = holdings.waiting[index]
             if (
                 sequence.waits_for_leader
+                or sequence in holdings.awaited
                 or self._fetches.awaits(sequence)
                 or (len(prefixes.held_back) < len(free_slots) and prefixes.hold_back(sequence, plan.budget))
             ):

@@ -51,6 +51,8 @@ class Holdings:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.awaited: dict[Sequence, int] = {}
+        """Sequences whose next token a step in flight computes, and how many of their tokens are known."""
 
     def _evicted(self, page: int) -> None:
         """Unpublish a page, because it is about to be overwritten."""
@@ -180,6 +182,16 @@ class Holdings:
             set_priorities(self.pool, self.prefix_cache, sequence)
             self.upper_pages.set_priorities()
             self.fetches.note_priorities(sequence)
+
+    def unpublish(self, sequence: Sequence) -> None:
+        """Offer the pages of a sequence's tokens to nobody any more: what a step computed of them is not to be
+        trusted."""
+        for index in range(len(sequence.digests)):
+            page = self.prefix_cache.page_of(sequence, index)
+            if page is not None:
+                if self.pool.ref_counts[page] == 0:
+                    self.pool.discard(page)
+                self._evicted(page)
 
     def let_go(self, pages: list[int]) -> None:
         """Take a holder from each page, deepest first, so that the cache evicts the end of a prefix before its

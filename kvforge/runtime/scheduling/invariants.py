@@ -2,18 +2,19 @@
 
 from collections import Counter
 
-from kvforge.runtime.requests.sequence import PredictedPrompt, Status
+from kvforge.runtime.requests.sequence import PredictedPrompt, Sequence, Status
+from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.scheduler import Scheduler
 
 
-def check_invariants(scheduler: Scheduler) -> None:
+def check_invariants(scheduler: Scheduler, in_flight: Schedule | None = None) -> None:
     """Raise AssertionError on the first broken invariant.
 
     - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
     - A page's reference count is the number of sequences and of fetches that hold it; fetches are of waiting sequences.
     - A cached page is published and queued by its priority; a free page is not.
-    - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
-      slot, and the slot table agrees with them.
+    - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, and what a step
+      ``in_flight`` computes, each in its own slot, and the slot table agrees with them. All their tokens are known.
     - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
       the slot table has them.
     - Upper pages are conserved as pages are: the holders of each are the running sequences that have it, each of which
@@ -51,11 +52,13 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert all(scheduler.prefix_cache.holds(page) for page in cached), "a cached page is not published"
     assert not any(scheduler.prefix_cache.holds(page) for page in free), "a free page is published"
 
+    assert not scheduler.awaited, "a token is not known"
+    ends = _ends(scheduler, in_flight)
     used_slots = [sequence.slot for sequence in scheduler.running]
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        num_held = max(sequence.num_computed, sequence.num_predicted)
+        num_held = max(ends[sequence], sequence.num_predicted)
         assert len(sequence.pages) == scheduler.pages_for(num_held + sequence.cache_offset), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
@@ -68,12 +71,21 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_predictions(scheduler)
     _check_upper_pages(scheduler)
     _check_policy(scheduler)
-    _check_exact_pages(scheduler)
+    _check_exact_pages(scheduler, ends)
     _check_state_rows(scheduler)
     assert all(one.status is not Status.FINISHED for one in scheduler.drafts.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
+
+
+def _ends(scheduler: Scheduler, in_flight: Schedule | None) -> dict[Sequence, int]:
+    ends = {sequence: sequence.num_computed for sequence in scheduler.running}
+    if in_flight is not None:
+        for sequence, count in [*((one, 1) for one in in_flight.decodes), *in_flight.prefills]:
+            if sequence.status is not Status.FINISHED:
+                ends[sequence] += count
+    return ends
 
 
 def _check_predictions(scheduler: Scheduler) -> None:
@@ -112,15 +124,15 @@ def _check_upper_pages(scheduler: Scheduler) -> None:
     assert not any(sequence.upper_pages for sequence in scheduler.waiting), "a waiting sequence holds upper pages"
 
 
-def _check_exact_pages(scheduler: Scheduler) -> None:
+def _check_exact_pages(scheduler: Scheduler, ends: dict[Sequence, int]) -> None:
     exact, slots = scheduler.exact_pages, scheduler.slots
     pages = [page for held in exact.held.values() for page in held.values()]
     assert sorted(pages + exact.free_pages) == list(range(exact.num_pages)), "exact pages are lost or held twice"
     assert exact.held.keys() <= set(scheduler.running), "a sequence that does not run holds exact pages"
     for sequence in scheduler.running:
-        newest, offset = divmod(sequence.num_computed, scheduler.config.page_size)
+        first, end = sequence.num_computed // scheduler.config.page_size, scheduler.pages_for(ends[sequence])
         held = exact.held.get(sequence, {})
-        assert list(held) == ([newest] if offset and exact.is_used else []), sequence
+        assert list(held) == (list(range(first, end)) if exact.is_used else []), sequence
         for index, page in held.items():
             assert slots.write_table[sequence.slot, index] == page, sequence
 

@@ -34,7 +34,7 @@ class RunningWork:
         for sequence in prompts:
             if plan.budget == 0:
                 break
-            if sequence.status is Status.RUNNING:
+            if sequence.status is Status.RUNNING and sequence.num_computed < sequence.length:
                 self.plan_chunk(plan, sequence)
 
     def plan_chunk(self, plan: Schedule, sequence: Sequence) -> int:

@@ -108,8 +108,22 @@ class Scheduler(Holdings):
         self.upper_pages.trim(sequence)
         self.state_rows.trim(sequence)
 
+    def expect(self, sequences: list[Sequence]) -> None:
+        """Have the next step planned before it is known what the last one chose for these running sequences: each goes
+        on by a token without a meaning, but for those that this is the last one of."""
+        self.awaited = {sequence: sequence.length for sequence in sequences}
+        for sequence in sequences:
+            if sequence.length + 1 < sequence.max_length:
+                sequence.append(0)
+
+    def withdraw(self) -> None:
+        """Take back what ``expect`` has added."""
+        for sequence, length in self.awaited.items():
+            sequence.length = length
+        self.awaited = {}
+
     def append(self, sequences: list[Sequence], tokens: list[int]) -> None:
-        """Add each running sequence's new token."""
+        """Add the new token of each sequence. One may have been preempted while a step in flight chose it."""
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.append(token)
         self.slots.next_token[[s.slot for s in sequences]] = np.asarray(tokens, dtype=np.int32)

@@ -12,7 +12,8 @@ class SlotTable:
         page_table: [num_slots, max_pages] int32, physical page per logical page; entries past a
             sequence's pages are stale and never read.
         num_computed: [num_slots] int32, tokens whose K,V are written.
-        next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
+        next_token: [num_slots + 1] int32, the token at position ``num_computed`` of a decoding sequence; the last one
+            is written for sequences without a slot, and never read.
         cache_offset: [num_slots] int32, the sequence's; 0 unless a transition has changed its cache.
         write_table: [num_slots, max_pages] int32, the page that each logical page is written to: where pages are
             sealed an exact one, as long as it has one, else ``page_table`` itself.
@@ -37,7 +38,7 @@ class SlotTable:
         self.page_table = np.zeros((num_slots, max_pages), dtype=np.int32)
         self.write_table = np.zeros_like(self.page_table) if seals_pages else self.page_table
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
-        self.next_token = np.zeros(num_slots, dtype=np.int32)
+        self.next_token = np.zeros(num_slots + 1, dtype=np.int32)
         self.cache_offset = np.zeros(num_slots, dtype=np.int32)
         self.upper_table = np.zeros((num_slots, max_upper_pages), dtype=np.int32)
         self.num_hidden = np.zeros(num_slots, dtype=np.int32)

@@ -4,6 +4,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,8 +20,8 @@ from kvforge.runtime.sessions.compatibility import (
     rope_tables,
 )
 from kvforge.runtime.sessions.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
-from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.cuda_staging import CopiedTokens, StepBuffer, num_elements
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, known_ids, policy_inputs
 from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.policy_inputs import input_shapes, neutral_inputs
 from kvforge.runtime.sessions.pools import Pools
@@ -62,7 +63,7 @@ class CudaSession(Session):
         tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
         tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
         state = input_shapes(self._policy, *tables)
-        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables, *state])
+        lower = num_elements([(tokens,)] * 3 + [(seqs,)] + [(seqs + 1,), (seqs,), tables, *state])
         upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables, *state])
         self._lower_buffer, self._upper_buffer = StepBuffer(lower, device), StepBuffer(upper, device)
         self._decode: DecodeGraphs | None = None
@@ -79,8 +80,10 @@ class CudaSession(Session):
         bucket = self._bucket(step.query_start, step.input_ids.shape[0], step, pools)
         if bucket is not None and self._decode is not None:
             return self._decode.lower(bucket, step, memory)
-        staged = self._lower_buffer.copy((*step.inputs, *step.state))
-        count = len(step.inputs)
+        rows = () if step.chosen is None else step.chosen[1:]
+        staged, count = self._lower_buffer.copy((*step.inputs, *step.state, *rows)), len(step.inputs)
+        if rows:
+            known_ids(step, staged[0], staged.pop())
         return self._lower([*staged[:count], *memory, *staged[count:]])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
@@ -101,6 +104,21 @@ class CudaSession(Session):
         hidden, *host = step.inputs
         staged = self._upper_buffer.copy((*host, *step.state))
         return self._upper([hidden, *staged[: len(host)], *memory, *staged[len(host) :]])[0]
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    def host_logits(self, logits: Tensor) -> Tensor:
+        return self._to_host(logits)
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def launch(self, choose: Callable[[], Tensor], num_rows: int) -> CopiedTokens:
+        return CopiedTokens(choose())
 
     @property
     def captures_steps(self) -> bool:

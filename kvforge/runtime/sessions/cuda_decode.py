@@ -21,7 +21,7 @@ from torch import Tensor
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.aot_package import Graph
 from kvforge.runtime.sessions.cuda_staging import StepBuffer
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, known_ids
 from kvforge.runtime.sessions.policy_inputs import PolicyInputs, input_shapes
 
 MAX_GRAPH_SEQS = 512
@@ -108,7 +108,8 @@ class DecodeGraphs:
         batch, width = bucket[:2]
         num_seqs = step.input_ids.shape[0]
         shapes = [(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)]
-        host = self._lower_buffer.host([*shapes, *self._state_shapes(bucket)])
+        rows = () if step.chosen is None else step.chosen[1:]
+        host = self._lower_buffer.host([*shapes, *self._state_shapes(bucket), *(one.shape for one in rows)])
         for target, source, padding in zip(
             (host[0], host[1], host[2], host[4]),
             (step.input_ids, step.positions, step.slot_mapping, step.kv_length),
@@ -118,8 +119,12 @@ class DecodeGraphs:
             _fill(target, source, padding)
         torch.arange(batch + 1, out=host[3])
         _fill_table(host[5], step.page_table)
+        for one in rows:
+            host.pop().copy_(one)
         self._fill_state(host[6:], step.state)
         inputs = self._lower_buffer.device()
+        if rows:
+            known_ids(step, inputs[0], inputs.pop())
         step_inputs, state = inputs[:6], inputs[6:]
         return self._run("lower", bucket, lambda: self._lower([*step_inputs, *pools, *state])[0], state)[:num_seqs]
 

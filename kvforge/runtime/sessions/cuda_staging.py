@@ -67,3 +67,22 @@ def views(memory: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         result.append(memory[offset : offset + math.prod(shape)].view(tuple(shape)))
         offset += num_elements([shape])
     return result
+
+
+class CopiedTokens:
+    """Token ids [R], int32, and their copy to pinned memory, queued behind what computes them."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self.ids = self._host = ids
+        self._copied: torch.cuda.Event | None = None
+        if ids.is_cuda:
+            self._host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
+            self._host.copy_(ids, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def collect(self) -> Tensor:
+        """Wait for the copy alone and return it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host

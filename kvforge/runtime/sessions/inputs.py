@@ -5,6 +5,7 @@ T packed tokens of S sequences, R of them survivors, M pages a sequence; int32 o
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from kvforge.kv_policies import KVPolicy
@@ -31,6 +32,9 @@ class LowerStep(NamedTuple):
     rows: tuple[Tensor, ...] = ()
     """Behind these ``state_read`` [S] and ``state_write`` [T], where layers keep a state: the rows of states
     that the sequences go on from, and that the states behind the tokens go to; -1 for none."""
+    chosen: tuple[Tensor, Tensor] | None = None
+    """Only for sessions that run ahead: token ids of the step before, int32 on the device, and [D] which of them each
+    of the first D ``input_ids`` is, -1 where it is what stands there."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -119,6 +123,15 @@ class DraftStep(NamedTuple):
     """[S] rows in each sequence's pages after this pass"""
     page_table: Tensor
     """[S, M]"""
+
+
+def known_ids(step: LowerStep, input_ids: Tensor, rows: Tensor) -> None:
+    """Fill in those of a step's ``input_ids`` that the step before has chosen; ``rows`` are those of ``chosen``, all on
+    one device. Of a sequence that has no token, whose row is dropped, any id is taken."""
+    assert step.chosen is not None
+    own = input_ids[: len(rows)]
+    ids = step.chosen[0].index_select(0, rows.clamp(min=0)).clamp_(min=0)
+    own.copy_(torch.where(rows < 0, own, ids))
 
 
 def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs:

@@ -2,7 +2,9 @@
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +20,17 @@ _MODULES = {
     "cuda": "kvforge.runtime.sessions.cuda",
     "tensorrt": "kvforge.runtime.sessions.tensorrt",
 }
+
+
+class PendingTokens(Protocol):
+    """Tokens that the device will have chosen once it has done what was queued before."""
+
+    @property
+    def ids(self) -> Tensor:
+        """int32 [R] on the device, for what is queued after."""
+
+    def collect(self) -> Tensor:
+        """Wait for them, and return them on the CPU. Raises what went wrong on the device until then."""
 
 
 class Session(ABC):
@@ -54,6 +67,28 @@ class Session(ABC):
     @abstractmethod
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Layers above the cut for R survivors; returns logits ``[R, vocab_size]`` float32 on the CPU."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """What follows can be queued while the device computes a step. Such a session has the next four methods, and
+        takes ``LowerStep.chosen``."""
+        return False
+
+    def device_logits(self, step: UpperStep, pools: Pools) -> Tensor:
+        """As ``upper``, but on the device and without waiting; valid until the next ``upper``."""
+        return self.upper(step, pools)
+
+    def host_logits(self, logits: Tensor) -> Tensor:
+        """Wait for the logits of ``device_logits`` and return them on the CPU."""
+        return logits
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        """Queue a copy of a CPU tensor to the device."""
+        return tensor
+
+    def launch(self, choose: Callable[[], Tensor], num_rows: int) -> PendingTokens:
+        """Queue ``choose``, which returns ``num_rows`` token ids, int32 on the device."""
+        raise NotImplementedError
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """The head on the hidden state entering the cut layer, for R survivors; returns logits ``[R, vocab_size]``

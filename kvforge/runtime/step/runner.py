@@ -1,6 +1,7 @@
 """Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExits
+from kvforge.runtime.step.flight import Flight
 from kvforge.runtime.step.head_draft import HeadDraft
 from kvforge.runtime.step.prediction import PromptPredictor
 from kvforge.runtime.step.probe import probe_steps
@@ -29,6 +31,7 @@ class Runner:
         early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
         early_exit_prompts: so do the last tokens of prompts.
         drafts_by_head: drafts are the engine's draft head's, not the early exit's.
+        is_asynchronous: ``run`` waits for nothing, and its logits are on the device.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class Runner:
         early_exit_threshold: float | None = None,
         early_exit_prompts: bool = False,
         drafts_by_head: bool = False,
+        is_asynchronous: bool = False,
     ) -> None:
         self._session, self._config = session, config
+        self._logits = session.device_logits if is_asynchronous else session.upper
         self.self_draft = SelfDraft(session, config)
         self.head_draft = HeadDraft(session, config) if drafts_by_head else None
         self._exits = None
@@ -128,10 +133,10 @@ class Runner:
                 self._session.upper(UpperStep(hidden, rows, step.query_start, *rest), self.pools)
 
     @torch.inference_mode()
-    def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
+    def run(self, plan: Schedule, slots: SlotTable, flight: Flight | None = None) -> torch.Tensor | None:
         """Compute the planned tokens, and drafts of them where ``plan.draft_limits`` has room, which then are in
         ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0.
-        ``plan.transitions`` must be done."""
+        ``plan.transitions`` must be done. ``flight`` chooses tokens that the step begins with."""
         if plan.num_tokens == 0:
             return None
         if self._listener is not None:
@@ -146,6 +151,9 @@ class Runner:
         if head is not None and plan.draft_limits:
             head.draft(plan, slots)
         batch = self._builder.build(plan, slots)
+        if flight is not None and plan.decodes:
+            step = batch.lower._replace(chosen=(flight.tokens.ids, flight.rows_of(plan)))
+            batch = replace(batch, lower=step)
         hidden = self._lower(batch)
         hidden = score_prompts(hidden, plan, batch, self._config.max_num_survivors, self._upper_of_prompt)
         if head is not None:
@@ -197,11 +205,12 @@ class Runner:
             num_rows = len(step.positions)
             units = units_of(num_rows, num_rows * int(step.kv_length), self._session.manifest)
             self._listener(Work("prefill", units))
-        return self._upper(step)
+        self.num_upper_calls += 1
+        return self._session.upper(step, self.pools)
 
     def _upper(self, step: UpperStep) -> torch.Tensor:
         self.num_upper_calls += 1
-        return self._session.upper(step, self.pools)
+        return self._logits(step, self.pools)
 
     @torch.inference_mode()
     def early_exit(self, batch: StepBatch) -> torch.Tensor:

@@ -64,7 +64,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "chat": {**SAMPLING, **SPECULATION, **LENGTHS, **PREFIXES, **CHAT},
     "serve": {
-        **SPECULATION, **LENGTHS, **PREFIXES, "--address": (["127.0.0.1"], ["127.0.0.2"]),
+        **SPECULATION, **LENGTHS, **PREFIXES, "--async-scheduling": ([], None),
+        "--address": (["127.0.0.1"], ["127.0.0.2"]),
         **{f"--{name}-port": (["0"], ["7"]) for name in ("http", "grpc", "metrics", "health")},
         **{f"--{name}-address": (["127.0.0.1"], ["127.0.0.2"]) for name in ("http", "grpc", "metrics", "health")},
         "--openai-address": (["127.0.0.1"], ["127.0.0.2"]),
@@ -99,7 +100,12 @@ BUILDING: dict[str, Any] = {
     "--copy-checkpoint": ([], None), "--compute-capabilities": (["8.9"], ["current"]),
 }  # fmt: skip
 """For checkpoints."""
-ENGINES = {"--prefix-host-gib": "gpu", "--snapshot-every": "states", "--num-snapshots": "states"}
+ENGINES = {
+    "--prefix-host-gib": "gpu",
+    "--async-scheduling": "gpu",
+    "--snapshot-every": "states",
+    "--num-snapshots": "states",
+}
 """Where it is not "tiny", the engine that the option is for."""
 """For engines of target cuda."""
 DISPLAY = {"--help", "--verbose", "--quiet"}

@@ -1,13 +1,19 @@
 """The drawn distribution is the one that the filters' definitions give."""
 
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
 
+from kvforge.runtime import SamplingParams
+from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.sampling.draw import draw_tokens
 from kvforge.runtime.sampling.filters import Filters
+from kvforge.runtime.sampling.on_device import choose, draws_of
+from kvforge.runtime.sampling.sampler import sample
+from kvforge.runtime.sampling.state import RequestSampling
 
 
 def reference_distribution(logits, temperature, top_k, top_p, min_p):
@@ -110,3 +116,34 @@ def test_tiny_temperature_is_greedy(one_thread):
     column = torch.ones(8)
     tokens = draw_tokens(logits, Filters(column * 1e-6, torch.full((8,), 50), column, column * 0), column * 0.7)
     assert torch.equal(tokens, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("vocab_size", [11, 600, 5000])
+def test_what_is_queued_chooses_what_the_sampler_does(vocab_size, one_thread):
+    """Also at ties, beyond the first candidates, and where logits are not finite."""
+    rng = random.Random(vocab_size)
+    for seed in range(12):
+        logits = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(seed)) * rng.choice([0.01, 1, 5])
+        logits = (logits * 4).round() / 4 if rng.random() < 0.4 else logits
+        logits[3, 5], logits[4, 7] = math.nan, math.inf
+        params = [
+            SamplingParams(
+                temperature=rng.choice([0.0, 0.3, 1.0, 2.0]),
+                top_k=rng.choice([0, 0, 1, 5, vocab_size // 2]),
+                top_p=rng.choice([1.0, 1.0, 0.9, 0.999]),
+                min_p=rng.choice([0.0, 0.0, 0.1]),
+                seed=rng.randrange(99),
+            )
+            for _ in range(16)
+        ]
+
+        def sequences(params=params):
+            made = [Sequence("r", 0, (0, 0, 0), np.array([1]), one, 9, RequestMetrics(0, 0)) for one in params]
+            for one in made:
+                one.sampling = RequestSampling(one.params, [1], vocab_size, frozenset(), []).state(0)
+            return made
+
+        expected = sample(logits, sequences())
+        got = choose(logits, draws_of(sequences(), vocab_size, lambda tensor: tensor)).tolist()
+        assert list(expected.errors) == [3, 4]
+        assert got == [-1 if row in expected.errors else token for row, token in enumerate(expected.tokens)]

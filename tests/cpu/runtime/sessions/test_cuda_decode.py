@@ -108,6 +108,19 @@ def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -
     assert sum(recording.num_replays for recording in recorder.recordings) > 20
 
 
+@pytest.mark.parametrize("capture", [None, Recorder])
+def test_an_engine_that_runs_ahead_gives_the_cpu_engines_tokens(
+    cpu_session: CpuSession, capture: type[Recorder] | None
+) -> None:
+    for seed in range(2):
+        session = padded(cpu_session, None if capture is None else capture())
+        plan = random_plan(seed, page_sizes=(session.manifest.page_size,), sampled=False)
+        for request in plan.requests:
+            request.abort_at = None
+        expected = run_plan(LLMEngine(session=cpu_session, **plan.limits), plan)
+        assert run_plan(LLMEngine(session=session, async_scheduling=True, **plan.limits), plan) == expected
+
+
 def test_rows_of_prompts_leave_the_steps_own_alone(cpu_session: CpuSession, rounding: float) -> None:
     """A prompt that comes a token at a time shares steps with another request, and the place of hidden states."""
     found = []

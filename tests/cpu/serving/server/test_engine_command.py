@@ -21,7 +21,7 @@ GIVEN = [
     {"max_seq_len": 128, "log_level": "INFO", "log_format": "json", "manifest_sha256": "ab"},
     {"max_num_seqs": 3, "max_num_tokens": 64, "kv_cache_gib": 0.5, "enable_prefix_cache": False},
     {"prefix_dir": Path("/büro/\udcff"), "prefix_gib": 2.0},
-    {"snapshot_every": 4, "num_snapshots": 7},
+    {"snapshot_every": 4, "num_snapshots": 7, "async_scheduling": True},
     {"early_exit_threshold": 0.75, "early_exit_prompts": True},
     {"speculative": SpeculativeConfig("ngram", 7, 3, 9)},
     {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small"))},
