@@ -4,7 +4,6 @@ arXiv 2510.26692, section 3), and of its state."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from model_defs.errors import ModelError
 from model_defs.linear import RECUR, SMALLEST_DIM
@@ -17,9 +16,6 @@ class ChannelDelta(StateLayers):
     for each row of their matrix S. What makes decays, and the gate of the result, is two projections one after the
     other, with ``head_dim`` numbers between them. Above a cut queries have no convolution.
     """
-
-    module: ClassVar[str] = "self_attn"
-    output: ClassVar[str] = "o_proj"
 
     layers: tuple[int, ...]
     num_heads: int
@@ -41,6 +37,14 @@ class ChannelDelta(StateLayers):
     def inner_dim(self) -> int:
         """Numbers of one token's queries, of its keys, and of its values."""
         return self.num_heads * self.head_dim
+
+    @property
+    def module(self) -> str:
+        return "self_attn"
+
+    @property
+    def output(self) -> str:
+        return "o_proj"
 
     @property
     def title(self) -> str:

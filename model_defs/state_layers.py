@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from model_defs.errors import ModelError
 
@@ -30,11 +30,17 @@ class StateLayers(ABC):
     In a step no row is written twice, and none is read by one sequence and written by another.
     """
 
-    module: ClassVar[str] = "linear_attn"
-    output: ClassVar[str] = "out_proj"
-    """What ``model_defs.weights`` calls a layer's tensors, and its output projection."""
-
     layers: tuple[int, ...]
+
+    @property
+    def module(self) -> str:
+        """What ``model_defs.weights`` calls what a layer has before its MLP."""
+        return "linear_attn"
+
+    @property
+    def output(self) -> str:
+        """What it calls the output projection in it."""
+        return "out_proj"
 
     @property
     @abstractmethod

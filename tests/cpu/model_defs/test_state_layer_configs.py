@@ -14,6 +14,7 @@ from kvforge.checkpoint.model import (
 )
 from kvforge.cli import main
 from kvforge.common.errors import BuildError, CheckpointError
+from kvforge.common.records import read_record
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.cache import kv_bytes, state_bytes
 from kvforge.costs.flops import full_token
@@ -298,6 +299,13 @@ def test_layers_by_number_are_those_by_kind() -> None:
     assert config == load_config({**hf, "linear_attn_config": numbered, "layer_types": [LINEAR] * 3 + [FULL]})
     assert load_config({**hf, "num_hidden_layers": 9}).owners == (4, 8)
     assert load_config({**hf, "layer_types": [FULL] * 4}).linear is None
+
+
+@pytest.mark.parametrize("family", [NEXT, LFM, GRANITE, NEMOTRON, KIMI])
+def test_a_manifest_keeps_which_kind_of_states_there_are(family: str) -> None:
+    config = load_config({**SMALL, **(MAMBA if family == GRANITE else own_fields(family, SMALL)), "model_type": family})
+    kept = read_record(ModelConfig, json.loads(json.dumps(config.to_json())))
+    assert kept == config and type(kept.linear) is type(config.linear) is not type(None)
 
 
 def test_a_pattern_says_what_each_layer_is() -> None:
