@@ -151,14 +151,19 @@ def step_weight_bytes(model: ModelConfig, dtype: str, tokens: int | None = None)
 def bytes_more_as_int8(model: ModelConfig, dtype: str, layers: Iterable[str]) -> int:
     """Return how many more bytes of weights a step reads where the linear ``layers`` of these names are int8, not
     ``dtype`` in 4 bits."""
-    shapes = {spec.name.removesuffix(".weight"): spec.shape for spec in weight_specs(model)}
-    more = 0.0
+    shapes, more = matrix_shapes(model), 0.0
     for name in layers:
         *experts, rows, depth = shapes[name]
         own = _head_bytes(dtype) if name in HEADS else WEIGHT_BYTES[dtype]
         of_one = _padded_matrix(rows, depth, "int8")[0] - _padded_matrix(rows, depth, dtype)[0] * own
         more += math.prod(experts) * of_one
     return round(more)
+
+
+@functools.lru_cache(maxsize=64)
+def matrix_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights that are matrices, or those of all experts, by the names of their layers."""
+    return {spec.name.removesuffix(".weight"): spec.shape for spec in weight_specs(model) if len(spec.shape) > 1}
 
 
 def weight_bits(model: ModelConfig, num_bytes: float) -> float:

@@ -3,8 +3,9 @@
 import re
 
 from kvforge.common.errors import KvforgeError
-from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, WEIGHT_BYTES
+from kvforge.common.number_formats import ELEMENT_BYTES, INT4_WEIGHTS, KV_FORMATS, WEIGHT_BYTES
 from kvforge.common.relative_names import is_inside
+from kvforge.costs.weights import matrix_shapes
 from kvforge.kv_policies import Need
 from kvforge.manifest.manifest import Manifest
 from model_defs.config import MAX_SIZE
@@ -23,6 +24,7 @@ def is_possible(manifest: Manifest) -> bool:
         and len(manifest.isa) >= 1
         and manifest.dtype in ELEMENT_BYTES
         and manifest.weight_dtype in WEIGHT_BYTES
+        and _has_int8_layers(manifest)
         and 0 <= manifest.max_draft_len <= MAX_SIZE
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (model.num_owners if manifest.kv_format.scales == "static" else 0)
@@ -36,6 +38,12 @@ def is_possible(manifest: Manifest) -> bool:
             manifest.predicts and (model.has_cut or manifest.max_draft_len or Need.OWN_CACHE in manifest.policy.needs)
         )
     )
+
+
+def _has_int8_layers(manifest: Manifest) -> bool:
+    """Whether the layers that are int8, if there are some, are the model's, and others have 4 bits."""
+    is_mixed = manifest.weight_dtype in INT4_WEIGHTS and {*manifest.int8_layers} <= {*matrix_shapes(manifest.model)}
+    return is_mixed or not manifest.int8_layers
 
 
 def _has_draft_head(manifest: Manifest) -> bool:

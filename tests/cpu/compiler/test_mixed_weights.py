@@ -1,5 +1,6 @@
 """Weights in 4 bits of which some layers are int8, up to a bound of bits a weight."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.cli import main
-from kvforge.common.errors import BuildError
+from kvforge.common.errors import BuildError, EngineError
 from kvforge.compiler import build_engine
 from kvforge.compiler.calibration import PACKAGE, Calibration, calibration_of
 from kvforge.compiler.convert import convert_weights
@@ -19,6 +20,7 @@ from kvforge.compiler.cpu_graph import dtype_of_packed, linears
 from kvforge.compiler.mixed_weights import most_valuable
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.weights import bytes_more_as_int8, step_weight_bytes, step_weights, weight_bits
+from kvforge.manifest import load_manifest, save_manifest
 from kvforge.planning.presets import PRESETS
 from kvforge.quantize import quantize_checkpoint
 from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
@@ -99,6 +101,10 @@ def test_a_mixed_engine_is_built_and_says_what_it_is(tmp_path: Path, capsys: pyt
     assert main(["plan", "--model", str(tmp_path / "e")]) == 0
     assert f"int4 weights, {manifest.weight_bits:.2f} bits each" in capsys.readouterr().out
     assert main(["generate", str(tmp_path / "e"), "--prompt", "the", "--max-tokens", "3", "--ignore-eos"]) == 0
+    for wrong in ({"int8_layers": ("layers.7.qkv",)}, {"weight_dtype": "int8"}):
+        save_manifest(dataclasses.replace(manifest, **wrong), tmp_path / "e")
+        with pytest.raises(EngineError, match="rebuild the engine"):
+            load_manifest(tmp_path / "e")
 
 
 def test_a_plan_counts_the_bits(capsys: pytest.CaptureFixture[str]) -> None:
