@@ -11,9 +11,10 @@ batch, the sampler over float32 logits of 32,000 tokens, committing, appending, 
   prompts. The cost of ``add_request`` is not in the step; it is reported apart.
 - ``drawn``: as ``decode`` with temperature 0.8 and top_p 0.9 for every sequence.
 
-With ``--device-ms`` the same engine also decodes on a device that takes so long for each step, without and with
-asynchronous scheduling. Time is virtual: the CPU time of the engine's thread, and what it waits for the device, which
-chooses tokens in no time where it does.
+With ``--device-ms`` the engine decodes instead on a device that takes so long for each step, without and with
+asynchronous scheduling: one line says how long it is from one step to the next. Time is virtual: the CPU time of the
+engine's thread, and what it waits for the device. The host samples without asynchronous scheduling, and the device with
+it, in no time.
 
 With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of output each, and the report says which
 part of its steps' time is spent outside its graphs.
@@ -123,7 +124,7 @@ class VirtualDevice(InstantSession):
 
 
 def period(mode: str, num_running: int, device_ms: float, is_asynchronous: bool) -> float:
-    """Return virtual milliseconds from one decode step to the next."""
+    """Return virtual milliseconds from one decode step to the next, the median of 60."""
     session = VirtualDevice(num_running, device_ms / 1e3)
     pages = max(num_running * 8, MAX_SEQ_LEN // PAGE_SIZE)
     engine = LLMEngine(session=session, num_pages=pages, async_scheduling=is_asynchronous)
@@ -205,15 +206,16 @@ COLUMNS = (
 )  # fmt: skip
 
 
+ON_DEVICE = (
+    *COLUMNS[:2], ("device ms", "device_ms", ">10.1f"), ("period ms", "sync_ms", ">10.2f"),
+    ("asynchronous", "async_ms", ">13.2f"),
+)  # fmt: skip
+
+
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    lines, overhead = [text_table(COLUMNS, report["rows"])], report["engine"]
-    lines += [
-        f"{row['mode']}, {row['running']} running, {row['device_ms']:g} ms on a device: a step every "
-        f"{row['sync_ms']:.2f} ms, every {row['async_ms']:.2f} ms with asynchronous scheduling"
-        for row in report["rows"]
-        if "device_ms" in row
-    ]
+    columns = ON_DEVICE if "device_ms" in report["rows"][0] else COLUMNS
+    lines, overhead = [text_table(columns, report["rows"])], report["engine"]
     if overhead:
         lines.append(
             f"8 x 2048 -> 64: {overhead['total_s']:.2f} s in {overhead['steps']} steps, outside the graphs "
@@ -228,11 +230,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         check_figure(args.figure)
     todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
     bar = tqdm(todo, unit="point", disable=True if args.json else None)
+    if args.device_ms:
+        points = [(mode, n, args.device_ms) for mode, n in bar if mode != "mixed"]
+        names = "mode", "running", "device_ms", "sync_ms", "async_ms"
+        rows = [
+            dict(zip(names, (*point, period(*point, False), period(*point, True)), strict=True)) for point in points
+        ]
+        return {"vocab_size": VOCAB_SIZE, "rows": rows, "engine": None}
     rows = [measure(*item, args.seconds) for item in bar]
-    for row in rows if args.device_ms else ():
-        point = row["mode"], row["running"], args.device_ms
-        if row["mode"] != "mixed":
-            row |= {"device_ms": args.device_ms, "sync_ms": period(*point, False), "async_ms": period(*point, True)}
     if args.figure:
         plot(rows, args.figure)
     engine = measure_overhead(args.engine) if args.engine else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvforge.common.errors import EngineError
 from kvforge.compiler import BuildOptions
 from kvforge.manifest import load_manifest
-from kvforge.runtime import LLMEngine
+from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.cuda import CudaSession, check_gpu
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.session import Session
@@ -69,6 +69,29 @@ def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.
         plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
         expected = run_plan(LLMEngine(session=cpu, **plan.limits), plan)
         assert run_plan(LLMEngine(session=cuda, **plan.limits), plan) == expected, seed
+
+
+def test_steps_planned_ahead_wait_for_token_ids_alone(engines: EngineShelf, gpu: torch.device) -> None:
+    """And give the tokens of steps one after the other."""
+    cuda = session_on(engines, FP32, "cuda")
+    for seed in range(6):
+        plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
+        for request in plan.requests:
+            request.abort_at = None
+        expected = run_plan(LLMEngine(session=cuda, **plan.limits), plan)
+        assert run_plan(LLMEngine(session=cuda, async_scheduling=True, **plan.limits), plan) == expected, seed
+    engine = LLMEngine(session=cuda, num_pages=40, async_scheduling=True)
+    for name, sampling in (("greedy", {"temperature": 0.0}), ("drawn", {"temperature": 1.0, "top_p": 0.9, "seed": 1})):
+        engine.add_request(name, [5, 6, 7], SamplingParams(max_tokens=60, ignore_eos=True, **sampling))
+    for _ in range(20):  # until its graphs are captured
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert engine.stats()["num_failed_steps"] == 0 and len(engine.requests) == 2
 
 
 def test_prompts_come_back_from_main_memory_and_files(engines: EngineShelf, gpu: torch.device, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Runner:
         is_asynchronous: bool = False,
     ) -> None:
         self._session, self._config = session, config
-        self._logits = session.device_logits if is_asynchronous else session.upper
+        self._is_asynchronous = is_asynchronous
         self.self_draft = SelfDraft(session, config)
         self.head_draft = HeadDraft(session, config) if drafts_by_head else None
         self._exits = None
@@ -168,7 +168,8 @@ class Runner:
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
         """Compute a step; returns logits [R, vocab] of its survivors that logits are asked for, None if R is 0."""
         self._hidden = self._lower(batch)
-        return self._survivors_logits(self._hidden, batch)
+        logits = self._survivors_logits(self._hidden, batch)
+        return self._session.host_logits(logits) if logits is not None and self._is_asynchronous else logits
 
     def _survivors_logits(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor | None:
         if not batch.num_survivors:
@@ -210,7 +211,8 @@ class Runner:
 
     def _upper(self, step: UpperStep) -> torch.Tensor:
         self.num_upper_calls += 1
-        return self._logits(step, self.pools)
+        upper = self._session.device_logits if self._is_asynchronous else self._session.upper
+        return upper(step, self.pools)
 
     @torch.inference_mode()
     def early_exit(self, batch: StepBatch) -> torch.Tensor:

@@ -87,7 +87,8 @@ class SimulatedDevice(Session):
     def __init__(self, session, rng=None):
         self.session, self.manifest = session, session.manifest
         self.queue = Queue(rng or random.Random(0))
-        self.num_ahead = 0
+        self.num_ahead = self.num_steps = 0
+        self.fails_at = None
 
     def allocate_pools(self, *counts):
         return self.session.allocate_pools(*counts)
@@ -95,6 +96,9 @@ class SimulatedDevice(Session):
     def lower(self, step, pools):
         step = copied(step)
         self.num_ahead += step.chosen is not None
+        self.num_steps += 1
+        if self.num_steps == self.fails_at:
+            raise RuntimeError("the step cannot be launched")
 
         def work():
             if step.chosen is not None:

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.scoring.score import score
 from tests.support.schedules.engine_schedules import random_plan, run_on_fake_session
 from tests.support.sessions.fake import FakeSession
 from tests.support.sessions.simulated_device import SimulatedDevice
@@ -90,16 +92,16 @@ def expected():
     return texts(small(FakeSession()), PROMPTS)[0]
 
 
-@pytest.mark.parametrize("name", PROMPTS)
-def test_a_request_is_given_up_at_every_point(name):
-    """Before its first step, behind each launched one, and while its last one computes."""
+@pytest.mark.parametrize("given_up", [{"a"}, {"b"}, {"c"}, set(PROMPTS)])
+def test_requests_are_given_up_at_every_point(given_up):
+    """Before their first step, behind each launched one, and while their last one computes."""
     for moment in range(16):
         for seed in range(2):
             session = device(seed)
             engine = small(session, async_scheduling=True)
 
             def after_step(clock, engine=engine, session=session, moment=moment):
-                if clock == moment:
+                for name in given_up if clock == moment else ():
                     engine.abort(name)
                     engine.check_invariants()
                 session.poison_pages(engine.scheduler.pool.free_pages)
@@ -108,16 +110,21 @@ def test_a_request_is_given_up_at_every_point(name):
             for other in PROMPTS:
                 wanted = expected()[other]
                 assert tokens[other] == (wanted if other in reasons else wanted[: len(tokens[other])])
-            assert reasons.keys() >= PROMPTS.keys() - {name}
+            assert reasons.keys() >= PROMPTS.keys() - given_up
             check_empty(engine)
+            assert texts(engine, PROMPTS)[0] == expected()
 
 
-def test_what_fails_on_the_device_ends_what_is_in_flight_alone():
+@pytest.mark.parametrize("when", ["on the device", "as it is launched"])
+def test_what_fails_ends_what_is_in_flight_alone(when):
     """Nothing that a failed step computed is offered to others."""
     for fails in range(1, 14):
         for seed in range(2):
             session = device(seed)
-            session.session.fail_on = lambda one, fails=fails: one.num_lower_calls == fails
+            if when == "on the device":
+                session.session.fail_on = lambda one, fails=fails: one.num_lower_calls == fails
+            else:
+                session.fails_at = fails
             engine = small(session, async_scheduling=True)
             poison = lambda clock, e=engine, s=session: s.poison_pages(e.scheduler.pool.free_pages)  # noqa: E731
             tokens, reasons = texts(engine, PROMPTS, poison)
@@ -136,6 +143,19 @@ def test_engines_that_can_not_run_ahead_say_so(tmp_path):
         small(FakeSession(), async_scheduling=True)
     with pytest.raises(EngineError, match="async_scheduling does not go with prefix_dir"):
         small(device(0), async_scheduling=True, prefix_dir=tmp_path)
+
+
+def test_scores_do_not_mind_a_step_in_flight():
+    found = []
+    for session, options in ((FakeSession(), {}), (device(2), {"async_scheduling": True})):
+        engine = small(session, **options)
+        engine.add_request("a", PROMPTS["a"], GREEDY)
+        engine.step()
+        scored = score(SimpleNamespace(engine=engine), [(PROMPTS["b"], [9, 9, 9])])
+        engine.abort("a")
+        found.append(([one.logprobs.tolist() for one in scored], texts(engine, {"c": PROMPTS["c"]})))
+        check_empty(engine)
+    assert found[0] == found[1]
 
 
 def test_sequences_of_one_request_and_one_slot():

@@ -24,13 +24,14 @@ from kvforge.runtime.sessions.cuda import CudaSession
 from kvforge.runtime.sessions.cuda_decode import Capture, GraphRecorder, batch_bucket, is_one_each, width_bucket
 from kvforge.runtime.sessions.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.sessions.inputs import LowerStep
-from kvforge.runtime.sessions.session import load_session
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.step.batch import StepBatch
 from tests.support.cuda.recorder import Recorder, Recording
 from tests.support.models.engines import SWIFTKV
 from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
+from tests.support.sessions.simulated_device import SimulatedDevice
 
 CPU = torch.device("cpu")
 
@@ -108,12 +109,12 @@ def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -
     assert sum(recording.num_replays for recording in recorder.recordings) > 20
 
 
-@pytest.mark.parametrize("capture", [None, Recorder])
-def test_an_engine_that_runs_ahead_gives_the_cpu_engines_tokens(
-    cpu_session: CpuSession, capture: type[Recorder] | None
-) -> None:
+@pytest.mark.parametrize("kind", ["direct", "captured", "later"])
+def test_an_engine_that_runs_ahead_gives_the_cpu_engines_tokens(cpu_session: CpuSession, kind: str) -> None:
     for seed in range(2):
-        session = padded(cpu_session, None if capture is None else capture())
+        session: Session = padded(cpu_session, Recorder() if kind == "captured" else None)
+        if kind == "later":
+            session = SimulatedDevice(cpu_session, random.Random(seed))
         plan = random_plan(seed, page_sizes=(session.manifest.page_size,), sampled=False)
         for request in plan.requests:
             request.abort_at = None
