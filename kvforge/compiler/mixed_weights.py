@@ -1,30 +1,35 @@
 """Which linear layers are int8 where all others have 4 bits: those where 4 bits lose most for the bytes they save.
 
 What they lose is measured: the divergence of the model in which one group of layers is rounded from the exact one, on a
-calibration text. A group has the layers that are alike in a stretch of the model, because a measurement takes a run of
-the whole model, and layers that are alike and near each other lose alike.
+calibration text. Each is rounded as in an engine, by the text, which helps some layers more than others. A group has
+the layers that are alike in a stretch of the model, because a measurement takes a run of the whole model, and layers
+that are alike and near each other lose alike.
 """
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.cpu_graph import AnyLinear
+from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed
 from kvforge.compiler.layer_pass import LayerPass, Progress, Read
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.round_by_text import moments_of, rounded_by
 from kvforge.costs.weights import bytes_more_as_int8, step_weight_bytes, step_weights, weight_bits
 from model_defs import ModelConfig
-from plugins.packed_linear.int4 import GROUP_DEPTH, LARGEST_CODE, MIDDLE, nearest_levels
+from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.int4_steps import SteppedCodes
+from plugins.packed_linear.int8 import ByteCodes
+
+AnyCodes = ByteCodes | Codes | SteppedCodes
 
 STRETCHES = 3
 """Into how many groups layers that are alike are divided."""
 NUM_SAMPLES, NUM_TOKENS = 2, 128
-"""Of the calibration text: losses of groups differ by factors."""
+"""Of the calibration text, apart from what weights are rounded by: losses of groups differ by factors."""
 
 _LAYER = re.compile(r"layers\.\d+\.")
 
@@ -40,8 +45,8 @@ def choose_int8_layers(
     """Return the names of layers that are int8 so that the weights a decode step reads have at most ``bits`` bits on
     average, in the order of the model; ``samples`` are as ``LayerPass.run`` takes them.
 
-    Raises BuildError where all layers in 4 bits have more bits. ``progress`` is called with the bytes that the
-    layers measured so far would take, and all layers.
+    Raises BuildError where all layers in 4 bits have more bits. ``progress`` is called with the weights that are
+    rounded to be measured, and all of them.
     """
     dtype = options.weight_dtype
     least = step_weight_bytes(config, dtype)
@@ -51,19 +56,24 @@ def choose_int8_layers(
             f"--weight-bits is {bits:g}, and {dtype} weights of this model have {weight_bits(config, least):.2f} bits; "
             "give more, or leave it out."
         )
+    found = _Codes(_without_exit(config), options, read, progress)
+    found.run(samples[NUM_SAMPLES:] or samples)
     text = [ids[:NUM_TOKENS] for ids in samples[:NUM_SAMPLES]]
-    run = _Rounded(config, options, read)
+    run = _Rounded(_without_exit(config), options, read, found.codes)
     exact = run.logits(text, ())
-    groups = groups_of(run.names)
     losses: dict[str, float] = {}
-    sizes = {name: bytes_more_as_int8(config, dtype, (name,)) for name in run.names}
-    for names in groups:
-        progress(sum(sizes[name] for name in losses), sum(sizes.values()))
+    sizes = {name: bytes_more_as_int8(config, dtype, (name,)) for name in found.codes}
+    for names in groups_of(sizes):
         loss = _divergence(exact, run.logits(text, names))
         total = sum(sizes[name] for name in names)
         losses |= {name: loss * sizes[name] / max(total, 1) for name in names}
     chosen = most_valuable(losses, sizes, room)
-    return tuple(name for name in run.names if name in chosen)
+    return tuple(name for name in sizes if name in chosen)
+
+
+def _without_exit(config: ModelConfig) -> ModelConfig:
+    """Return a model without the early exit, whose head no decode step reads."""
+    return replace(config, early_exit=False)
 
 
 def groups_of(names: Iterable[str]) -> list[list[str]]:
@@ -89,33 +99,48 @@ def most_valuable(losses: Mapping[str, float], sizes: Mapping[str, int], room: f
     return chosen
 
 
+class _Codes(LayerPass):
+    """Rounds each layer by the inputs that it has in the exact model: ``codes``, of the one or of each expert; None of
+    experts that no token came to."""
+
+    def __init__(self, config: ModelConfig, options: ResolvedOptions, read: Read, progress: Progress) -> None:
+        super().__init__(config, options, read, progress)
+        self.codes: dict[str, list[AnyCodes | None]] = {}
+
+    def visit(self, name: str, weight: Tensor, layer: AnyLinear, rows: Tensor) -> Tensor:
+        """Round the weight, and go on with it as it is."""
+        assert self.options.packed_dtype is not None
+        dtype = dtype_of_packed(layer, self.options.packed_dtype)
+        found = rounded_by(weight, moments_of(name, rows), dtype) if len(rows) else None
+        self.codes.setdefault(name, []).append(found)
+        return weight
+
+
 class _Rounded(LayerPass):
-    """The model with some layers rounded to the nearest of 4 bits. ``names``: all layers that a decode step reads, in
-    order, once it has run."""
+    """The model with some layers as their ``codes`` have them."""
 
     gives_logits = True
 
-    def __init__(self, config: ModelConfig, options: ResolvedOptions, read: Read) -> None:
-        super().__init__(replace(config, early_exit=False), options, read)  # whose head no decode step reads
-        self.names: dict[str, None] = {}
-        self._rounded: Collection[str] = ()
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: ResolvedOptions,
+        read: Read,
+        codes: Mapping[str, Sequence[AnyCodes | None]],
+    ) -> None:
+        super().__init__(config, options, read)
+        self._codes = codes
+        self._left: dict[str, Iterator[AnyCodes | None]] = {}
 
     def logits(self, text: Sequence[Sequence[int]], rounded: Collection[str]) -> Tensor:
         """Return those of all tokens, ``[T, vocab]``, with the layers of these names ``rounded``."""
-        self._rounded = rounded
+        self._left = {name: iter(self._codes[name]) for name in rounded}
         return self.run(text)
 
     def visit(self, name: str, weight: Tensor, layer: AnyLinear, rows: Tensor) -> Tensor:
-        """Round the weight where that is asked for."""
-        self.names[name] = None
-        return _nearest(weight) if name in self._rounded else weight
-
-
-def _nearest(weight: Tensor) -> Tensor:
-    """Return ``weight`` ``[N, K]`` rounded in groups of 32 inputs, by each group's largest magnitude."""
-    groups = F.pad(weight, (0, -weight.shape[1] % GROUP_DEPTH)).unflatten(1, (-1, GROUP_DEPTH))
-    scale = groups.abs().amax(-1, keepdim=True) / (LARGEST_CODE / 2)
-    return (nearest_levels(groups, scale, MIDDLE) * scale).flatten(1)[:, : weight.shape[1]]
+        """Return what is left of the weight where its layer is rounded."""
+        codes = next(self._left[name]) if name in self._left else None
+        return weight if codes is None else codes.dequantize()
 
 
 def _divergence(exact: Tensor, rounded: Tensor) -> float:

@@ -59,7 +59,7 @@ class _Rounding(LayerPass):
         rotated, moments = is_rotated(layer, packed_dtype), moments_of(name, rows)
         if rotated:  # the rotation is symmetric
             weight, moments = rotated_rows(weight), rotated_rows(rotated_rows(moments).T)
-        codes = _rounded(weight, moments, dtype_of_packed(layer, packed_dtype))
+        codes = rounded_by(weight, moments, dtype_of_packed(layer, packed_dtype))
         self._parts.append(packed_tensors(codes, layer, packed_dtype))
         left = codes.dequantize()
         return rotated_rows(left) if rotated else left
@@ -82,7 +82,8 @@ def moments_of(name: str, rows: Tensor) -> Tensor:
     return moments
 
 
-def _rounded(weight: Tensor, moments: Tensor, dtype: torch.dtype) -> ByteCodes | Codes | SteppedCodes:
+def rounded_by(weight: Tensor, moments: Tensor, dtype: torch.dtype) -> ByteCodes | Codes | SteppedCodes:
+    """Return ``weight`` ``[N, K]`` rounded as it is packed in ``dtype``, given the sum of x xᵀ over its inputs x."""
     if dtype == torch.int8:
         return round_to_bytes_by_inputs(weight, moments)
     if dtype == IN_STEPS:
