@@ -244,10 +244,10 @@ class LLMEngine:
             except BaseException as error:
                 let_end(error)
                 return outputs + self._land(plan) + self._failed(error, plan)
-            survivors = [] if self._ahead is None else plan.survivors
-            outputs += self._land(plan)
             try:
                 if self._ahead is not None:
+                    survivors = plan.survivors
+                    outputs += self._land(plan)
                     logits = self._leave(plan, logits, survivors, self._ahead)
                 sampled = None if logits is None else self._sample(plan, logits)
             except BaseException as error:

@@ -12,9 +12,9 @@ batch, the sampler over float32 logits of 32,000 tokens, committing, appending, 
 - ``drawn``: as ``decode`` with temperature 0.8 and top_p 0.9 for every sequence.
 
 With ``--device-ms`` the engine decodes instead on a device that takes so long for each step, without and with
-asynchronous scheduling: one line says how long it is from one step to the next. Time is virtual: the CPU time of the
-engine's thread, and what it waits for the device. The host samples without asynchronous scheduling, and the device with
-it, in no time.
+asynchronous scheduling, and the report says how long it is from one step to the next. Time is virtual: the CPU time of
+the engine's only thread, and what it waits for the device. The host samples without asynchronous scheduling, and the
+device with it, in no time.
 
 With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of output each, and the report says which
 part of its steps' time is spent outside its graphs.
@@ -231,6 +231,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
     bar = tqdm(todo, unit="point", disable=True if args.json else None)
     if args.device_ms:
+        torch.set_num_threads(1)
         points = [(mode, n, args.device_ms) for mode, n in bar if mode != "mixed"]
         names = "mode", "running", "device_ms", "sync_ms", "async_ms"
         rows = [
