@@ -320,10 +320,11 @@ def plot(report: Report, path: Path) -> None:
 def notes(report: Report) -> str:
     """What was asked, and what is refused."""
     refused = [f"- {row['name']}: {row['refused']}" for row in report["rows"] if "refused" in row]
+    asked = f"Exact match: five tasks, {report['num_prompts']} prompts each, 95% Wilson intervals. "
     told = (
-        f"Prompts of {report['length']} tokens; KL and agreement: {report['num_documents']} documents and the "
-        f"{FORCED - 1} decode steps behind each, 95% intervals over documents. Exact match: five tasks, "
-        f"{report['num_prompts']} prompts each, 95% Wilson intervals. Reads, kept bytes (of a token of the prompt), "
+        f"Prompts of {report['length']} tokens; KL and agreement: {report['rows'][0]['num_tokens'] // (FORCED - 1)} "
+        f"documents and the {FORCED - 1} decode steps behind each, 95% intervals over documents. "
+        f"{asked if report.get('checkpoint') is None else ''}Reads, kept bytes (of a token of the prompt), "
         "FLOPs and seconds are shares of the uncut bf16 engine's; seconds are CPU time. Drafts change no token, and "
         f"are {NUM_DRAFTS} in every step. In bold: no other row is as good in KL, reads and FLOPs."
     )
