@@ -1,10 +1,11 @@
 """Decode steps behind long prompts: a cut whose upper layers see no prompt, beside cuts with a single input.
 
-    python -m perf.engine.blind_cut --output perf/results/blind-cut
+    python -m perf.engine.blind_cut [--shape 213M] --output perf/results/blind-cut
 
-Engines of the 213M shape, random weights, cut at half of its layers, take turns step by step. Pools have the pages of
-the requests and no more, and the plan is what the planner counts of these. Bytes read are those that it counts of the
-cache in a step in the middle of the output.
+Engines of a shape, random weights, cut at half of its layers, take turns step by step. Pools have the pages of the
+requests and no more, and the plan is what the planner counts of these. Bytes read are those that it counts of the cache
+in a step in the middle of the output. ``8B/8`` is an eighth of Llama-3.1-8B's shape in all that a decode step reads: 4
+of its 32 layers and of its vocabulary an eighth, with int8 weights.
 """
 
 import argparse
@@ -23,17 +24,26 @@ from kvforge.runtime.sessions.pools import device_bytes
 from model_defs import ModelConfig, load_config
 from perf.harness.batch import Batch
 from perf.harness.engines import cached_engine
-from perf.harness.experiment import Experiment, Report, Row, lengths, numbers, output, ratio, work
-from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint, with_cut
+from perf.harness.experiment import Experiment, Report, Row, lengths, numbers, option, output, ratio, work
+from perf.harness.random_checkpoint import LLAMA_8B, LLAMA_213M, cached_checkpoint, with_cut
 
-CUT = 8
-SHAPE = {**LLAMA_213M, "max_position_embeddings": 32768 + 1024}
-ANCHORS = {"cut_kind": "blind", "num_anchor_tokens": 32}
-MODELS: dict[str, dict[str, Any]] = {
-    "single input": with_cut(SHAPE, CUT),
-    "single input, one owner": with_cut(SHAPE, CUT, SHAPE["num_hidden_layers"] - CUT),
-    "blind": with_cut(SHAPE, CUT) | ANCHORS,
+SHAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "213M": ({**LLAMA_213M, "max_position_embeddings": 32768 + 1024}, "bfloat16"),
+    "8B/8": ({**LLAMA_8B, "num_hidden_layers": 4, "vocab_size": LLAMA_8B["vocab_size"] // 8}, "int8"),
 }
+"""With the format of their weights."""
+ANCHORS = {"cut_kind": "blind", "num_anchor_tokens": 32}
+
+
+def models(shape: str) -> dict[str, dict[str, Any]]:
+    """Return the configs of a shape's cuts, by name."""
+    config, layers = SHAPES[shape][0], SHAPES[shape][0]["num_hidden_layers"]
+    cut = layers // 2
+    return {
+        "single input": with_cut(config, cut),
+        "single input, one owner": with_cut(config, cut, layers - cut),
+        "blind": with_cut(config, cut) | ANCHORS,
+    }
 
 
 def kept(model: ModelConfig, args: argparse.Namespace) -> tuple[int, int]:
@@ -45,7 +55,8 @@ def kept(model: ModelConfig, args: argparse.Namespace) -> tuple[int, int]:
 def load(name: str, batch: int, args: argparse.Namespace) -> LLMEngine:
     """Load an engine with the pages of ``batch`` requests."""
     limits = {"max_num_seqs": batch, "max_num_tokens": 512, "max_seq_len": args.input_tokens + args.output_tokens}
-    options, folder, hf = BuildOptions(dtype="bfloat16", **limits), args.work / "blind-cut" / name, MODELS[name]
+    options = BuildOptions(dtype="bfloat16", weight_dtype=SHAPES[args.shape][1], calibration="none", **limits)
+    folder, hf = args.work / "blind-cut" / args.shape.replace("/", "-") / name, models(args.shape)[name]
     at = folder / f"{batch}-{limits['max_seq_len']}"
     engine_dir = cached_engine(at, lambda: cached_checkpoint(folder / "checkpoint", hf), options)
     below, above = (batch * -(-count // options.page_size) for count in kept(load_config(hf), args))
@@ -62,8 +73,8 @@ def planned_bytes(engine: LLMEngine, args: argparse.Namespace) -> int:
 
 def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
     """Serve ``batch`` prompts in every engine, and let them take turns at decode steps."""
-    engines = {name: load(name, batch, args) for name in MODELS}
-    vocab = SHAPE["vocab_size"]
+    engines = {name: load(name, batch, args) for name in models(args.shape)}
+    vocab = SHAPES[args.shape][0]["vocab_size"]
     prompts = np.random.default_rng(batch).integers(3, vocab, (batch, args.input_tokens)).tolist()
     running: dict[str, Batch] = {}
     for name, engine in engines.items():
@@ -108,9 +119,13 @@ def measure(args: argparse.Namespace) -> Report:
 
 EXPERIMENT = Experiment(
     "perf.engine.blind_cut", __doc__,
-    options=(numbers("--batch", [1]), lengths(8192, 48), work(), output("OUTPUT.json and .md")),
-    measure=measure, settings=("input_tokens", "output_tokens"), title="A cut whose upper layers see no prompt",
-    notes="213M parameters, random weights, cut at 8 of 16 layers, prompts of {input_tokens} tokens and "
+    options=(
+        option("--shape", choices=tuple(SHAPES), default="213M", help="(default %(default)s)"),
+        numbers("--batch", [1]), lengths(8192, 48), work(), output("OUTPUT.json and .md"),
+    ),
+    measure=measure, settings=("shape", "input_tokens", "output_tokens"),
+    title="A cut whose upper layers see no prompt",
+    notes="Shape {shape}, random weights, cut at half of its layers, prompts of {input_tokens} tokens and "
     "{output_tokens} output tokens; blind with 32 anchors. Engines take turns step by step: beside other work on the "
     "machine ratios hold, and times do not.",
     columns=(

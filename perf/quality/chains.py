@@ -141,7 +141,8 @@ def shares(row: dict[str, Any], hops: tuple[int, ...]) -> list[float]:
     return [sum(right) / num for right in zip(*(row["right"][task] for task in tasks), strict=True)]
 
 
-def _share(values: list[float]) -> str:
+def share(values: list[float]) -> str:
+    """Return a share of each seed for a reader: of several the mean and its interval."""
     if len(values) == 1:
         return f"{100 * values[0]:.1f}"
     middle, low, high = (100 * value for value in interval_of_mean(values))
@@ -155,7 +156,7 @@ def _kl(row: dict[str, Any]) -> str:
 
 COLUMNS = (
     ("variant", "variant"), ("prefill −%", "prefill_reduction", ".1f", 100), ("KL", _kl),
-    *((name, lambda row, hops=hops: _share(shares(row, hops))) for name, hops in GROUPS.items()),
+    *((name, lambda row, hops=hops: share(shares(row, hops))) for name, hops in GROUPS.items()),
 )  # fmt: skip
 
 

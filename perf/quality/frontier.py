@@ -14,6 +14,7 @@ a composition, which a later run with --append leaves out. Writes OUTPUT.json, .
 """
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -31,6 +32,8 @@ from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.costs.cache import kv_read_bytes, sequence_kv_bytes
 from kvforge.costs.flops import prompt_flops
+from kvforge.distill import DistillConfig, distill_checkpoint
+from kvforge.distill.packing import DataSettings
 from kvforge.evaluation.documents import generated_documents, text_documents
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
@@ -42,8 +45,8 @@ from perf.harness.experiment import RESUME, Experiment, Report, Row, number, out
 from perf.harness.files import read_lines, run_cells
 from perf.harness.plots import panels
 from perf.harness.tables import interval
-from perf.quality.answers import Questions
-from perf.quality.scores import accuracy, percent
+from perf.quality.answers import Questions, examples_of
+from perf.quality.scores import TASKS, accuracy, percent
 from perf.real_model.closeness import texts_of
 from perf.real_model.policies import decode_logits, divergence
 from perf.speculation.fixed_length import FixedLength
@@ -56,12 +59,14 @@ RULES = {"": "", SNAPKV: "SnapKV, 512", KVZAP: "KVzap, −4"}
 
 @dataclass(frozen=True)
 class Cut:
-    """Which share of the layers prompts skip, and how; ``is_given``: of the committed student."""
+    """Which share of the layers prompts skip, and how; ``is_given``: of the committed student; ``is_distilled``: all
+    weights above it, on prompts of the tasks and their answers."""
 
     skipped: float
     group_size: int = 1
     num_anchors: int | None = None
     is_given: bool = False
+    is_distilled: bool = False
 
 
 MODELS = {
@@ -72,6 +77,7 @@ MODELS = {
     "single input, 2-way, upper quarter": Cut(0.25, 2),
     "blind": Cut(0.5, num_anchors=32),
     "blind, upper quarter": Cut(0.25, num_anchors=32),
+    "blind, distilled": Cut(0.5, num_anchors=32, is_distilled=True),
 }
 NO_CUT, STUDENT, QUARTER = "no cut", "single input, 2-way, distilled", "single input, upper quarter"
 BLIND, BLIND_QUARTER = "blind", "blind, upper quarter"
@@ -96,12 +102,12 @@ class Cell:
 TINY = (
     Cell(NO_CUT), Cell(STUDENT), Cell(BLIND_QUARTER), Cell(STUDENT, "k8v4"), Cell(STUDENT, "k8v4", drafts="suffix"),
     Cell(NO_CUT, drafts="suffix"), Cell(BLIND_QUARTER, drafts="suffix"), Cell(BLIND_QUARTER, rule=KVZAP),
-    Cell(BLIND_QUARTER, "kivi2"), Cell(BLIND), Cell(NO_CUT, "int8"), Cell(BLIND_QUARTER, "k8v4"),
-    Cell(STUDENT, "kivi2"), Cell(NO_CUT, rule=KVZAP), Cell(STUDENT, rule=KVZAP), Cell(STUDENT, "int8", KVZAP),
-    Cell(NO_CUT, "int8", KVZAP), Cell(NO_CUT, "kivi2"), Cell(NO_CUT, rule=SNAPKV), Cell(STUDENT, rule=SNAPKV),
-    Cell(STUDENT, "int8"), Cell(NO_CUT, "k8v4"), Cell(STUDENT, "kivi4"), Cell("single input"), Cell(BLIND, "k8v4"),
-    Cell(BLIND_QUARTER, "k8v4", drafts="suffix"), Cell(STUDENT, "k8v4", KVZAP), Cell(STUDENT, "kivi2", SNAPKV),
-    Cell(STUDENT, "int8", KVZAP, "suffix"),
+    Cell(BLIND_QUARTER, "kivi2"), Cell(BLIND), Cell("blind, distilled"), Cell(NO_CUT, "int8"),
+    Cell(NO_CUT, rule=KVZAP), Cell(STUDENT, "kivi2"), Cell(STUDENT, rule=SNAPKV), Cell(STUDENT, rule=KVZAP),
+    Cell(NO_CUT, rule=SNAPKV), Cell(BLIND_QUARTER, "k8v4"), Cell(STUDENT, "int8", KVZAP), Cell(NO_CUT, "kivi2"),
+    Cell(STUDENT, "kivi4"), Cell(NO_CUT, "int8", KVZAP), Cell(STUDENT, "k8v4", KVZAP), Cell(STUDENT, "kivi2", SNAPKV),
+    Cell(NO_CUT, "k8v4"), Cell("single input"), Cell(STUDENT, "int8"), Cell(BLIND, "k8v4"),
+    Cell(BLIND_QUARTER, "k8v4", drafts="suffix"), Cell(STUDENT, "int8", KVZAP, "suffix"),
 )  # fmt: skip
 REAL = (
     Cell(NO_CUT), Cell(QUARTER), Cell(BLIND_QUARTER), Cell(NO_CUT, "k8v4"), Cell(QUARTER, "k8v4"),
@@ -149,8 +155,22 @@ class Subject:
             layers = read_model_config(open_model(source)).num_layers
             how = {"num_anchors": cut.num_anchors} if cut.num_anchors else {"init": "ridge", "num_samples": 32}
             options = RewireOptions(round(layers * (1 - cut.skipped)), cut.group_size, **how)
-            rewire_checkpoint(source, made, options, calibration=self.args.calibration)
+            rewired = made.with_name(f"{made.name}-rewired") if cut.is_distilled else made
+            rewire_checkpoint(source, rewired, options, calibration=self.args.calibration, overwrite=True)
+            if cut.is_distilled:
+                self._distill(rewired, made)
         return made
+
+    def _distill(self, rewired: Path, made: Path) -> None:
+        """Train 60 steps on other prompts of the tasks than those that are asked, of 400 tokens."""
+        data = made.with_suffix(".jsonl")
+        examples = examples_of(TASKS, rewired / "tokenizer.json", 400, 320, self.args.seed + 1)
+        rows = [{"prompt": one.prompt, "completion": f" {one.answer}."} for each in examples.values() for one in each]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        config = DistillConfig(
+            "upper", max_steps=60, length=512, batch_size=4, micro_batch=4, lr=1e-3, dtype="float32", device="cpu"
+        )
+        distill_checkpoint(rewired, made, data, config, DataSettings(512, "answers"), progress=False)
 
     def engine(self, cell: Cell) -> Path:
         """Return the engine of a composition, built if it is not there yet. Raises BuildError where it is refused."""
@@ -300,10 +320,11 @@ def plot(report: Report, path: Path) -> None:
 def notes(report: Report) -> str:
     """What was asked, and what is refused."""
     refused = [f"- {row['name']}: {row['refused']}" for row in report["rows"] if "refused" in row]
+    asked = f"Exact match: five tasks, {report['num_prompts']} prompts each, 95% Wilson intervals. "
     told = (
-        f"Prompts of {report['length']} tokens; KL and agreement: {report['num_documents']} documents and the "
-        f"{FORCED - 1} decode steps behind each, 95% intervals over documents. Exact match: five tasks, "
-        f"{report['num_prompts']} prompts each, 95% Wilson intervals. Reads, kept bytes (of a token of the prompt), "
+        f"Prompts of {report['length']} tokens; KL and agreement: {report['rows'][0]['num_tokens'] // (FORCED - 1)} "
+        f"documents and the {FORCED - 1} decode steps behind each, 95% intervals over documents. "
+        f"{asked if report.get('checkpoint') is None else ''}Reads, kept bytes (of a token of the prompt), "
         "FLOPs and seconds are shares of the uncut bf16 engine's; seconds are CPU time. Drafts change no token, and "
         f"are {NUM_DRAFTS} in every step. In bold: no other row is as good in KL, reads and FLOPs."
     )

@@ -23,6 +23,10 @@ class _Division:
     pages_of_lane: list[int]
     scored: list[ScoredLanes]
 
+    def is_of(self, sequence: CachedSequence) -> bool:
+        """Whether it is a sequence's next one."""
+        return self.sequence is sequence and self.computed == sequence.num_computed
+
     @property
     def num_shared(self) -> int:
         """The pages that all lanes fill together."""
@@ -51,7 +55,7 @@ class ScoreLanes(LaneState):
     @torch.inference_mode()
     def _division(self, sequence: CachedSequence) -> _Division:
         known = self._divisions.get(sequence.slot)
-        if known is not None and known.sequence is sequence and known.computed == sequence.num_computed:
+        if known is not None and known.is_of(sequence):
             return known
         places = self._before(sequence, sequence.pages)
         owners = range(len(self._caches))
@@ -140,10 +144,14 @@ class ScoreLanes(LaneState):
         located = replace(located, state={"position": position})
         if places.sealed:
             located = self._behind_lane(owner, places, located)
-        score = torch.empty(located.page.shape, device=self._device)
-        for one, state in enumerate(self._states):
-            here, page = self._is_of(one, located.page)
-            score[here] = state[1][page[here], located.place[here], located.head[here]]
+            page = located.page
+            score = torch.empty(page.shape, device=self._device)
+            for one, state in enumerate(self._states):
+                here, own = self._is_of(one, page)
+                score[here] = state[1][own[here], located.place[here], located.head[here]]
+        else:
+            rows = self._states[owner][1][places.pages[0], places.place]
+            score = rows.T.contiguous()
         return replace(located, state={**located.state, "score": score})
 
     def _behind_lane(self, owner: int, places: Places, later: Located) -> Located:
@@ -182,7 +190,11 @@ class ScoreLanes(LaneState):
         return (own >= 0) & (own < len(self._states[owner][1])), own
 
     def _scored(self, owner: int, places: Places, located: Located) -> ScoredLanes:
-        position = located.state["position"][None]
+        """As its division has it, where that is made: copies of pages have equal scores."""
+        sequence, position = places.transitions[0].sequence, located.state["position"][None]
+        known = self._divisions.get(sequence.slot)
+        if known is not None and known.is_of(sequence):
+            return known.scored[owner]
         slots = replace(
             self._slots(owner, places), position=position.float(), statistics={"score": located.state["score"][None]}
         )

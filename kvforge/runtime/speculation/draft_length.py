@@ -21,6 +21,8 @@ PROBE = 4
 PROBE_PERIOD = 4
 """Of drafts that say themselves how likely they are and do not pay, those more likely right than wrong are tried all
 together in one step of so many: what many drafts cost is not known from few."""
+GROWTH = 2
+"""A step has at most so many times the drafts that one of as many sequences had."""
 PLAIN_PERIOD, NUM_PLAIN = 96, 3
 """After so many steps so many go without drafting, to be measured."""
 
@@ -94,14 +96,16 @@ class DraftLength:
         """
         if not available:
             return {}
-        lengths = self._best(num_sequences, available, chances, self._cost(num_sequences)[0])
+        cost = self._cost(num_sequences)[0]
+        lengths = self._best(num_sequences, available, chances, cost)
         if not lengths:
             self._num_probes += 1
             if chances:
-                return {} if self._num_probes % PROBE_PERIOD else _likely(chances)
-            sequence = list(available)[self._num_probes % len(available)]
-            lengths = {sequence: min(PROBE, available[sequence])}
-        return lengths
+                lengths = {} if self._num_probes % PROBE_PERIOD else _likely(chances)
+            else:
+                sequence = list(available)[self._num_probes % len(available)]
+                lengths = {sequence: min(PROBE, available[sequence])}
+        return _within(lengths, max(PROBE, GROWTH * cost.most_drafts))
 
     @property
     def pays_for_prompts(self) -> bool:
@@ -197,6 +201,19 @@ class DraftLength:
                 return {}
             speed = tokens / (cost.drafted + cost.per_draft * total)
         return lengths if speed > GAIN * plain else {}
+
+
+def _within(lengths: dict[Sequence, int], most: int) -> dict[Sequence, int]:
+    """Return the lengths, if they are more than ``most`` in all, of the longest drafts so far as it goes."""
+    if sum(lengths.values()) <= most:
+        return lengths
+    kept = dict[Sequence, int]()
+    for sequence in sorted(lengths, key=lengths.__getitem__, reverse=True):
+        if most <= 0:
+            break
+        kept[sequence] = min(lengths[sequence], most)
+        most -= kept[sequence]
+    return kept
 
 
 def _likely(chances: Mapping[Sequence, SequenceOf[float]]) -> dict[Sequence, int]:

@@ -23,8 +23,9 @@ from kvforge.runtime.step.work import WorkListener
 logger = logging.getLogger(__name__)
 
 IDLE, MAX_REST = 4, 7
-"""After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these. While drafting does
-not pay, so many steps are not even observed behind each that is."""
+"""After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these."""
+MAX_CLOSED = 31
+"""While drafting does not pay, so many steps are not even observed behind each that is."""
 
 
 class NoDrafting:
@@ -90,7 +91,7 @@ class Drafting(NoDrafting):
         if not decoding:
             return
         if not self._lengths.is_due(len(decoding)):
-            self._rest, self._is_closed = min(self._lengths.num_rests(len(decoding)), MAX_REST), True
+            self._rest, self._is_closed = min(self._lengths.num_rests(len(decoding)), MAX_CLOSED), True
             return
         self._was_tried = True
         room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.drafts.proposals}

@@ -11,7 +11,8 @@ GUESS = 0.02
 
 
 class StepCost:
-    """Seconds of a step of one number of sequences: ``plain``, or with x drafts ``drafted + per_draft * x``.
+    """Seconds of a step of one number of sequences: ``plain``, or with x drafts ``drafted + per_draft * x``, of which a
+    step had ``most_drafts``.
 
     ``plain`` is the moving mean of steps in which nothing was tried. The line is a weighted least-squares fit through
     the newest steps with drafts, and through the plain one so that it is defined where all have the same number of
@@ -20,7 +21,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self.plain = self.drafted = self.per_draft = 0.0
-        self._num_plain = 0
+        self.most_drafts = self._num_plain = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     @property
@@ -42,6 +43,7 @@ class StepCost:
         """A step with this many drafts took this long, drafting included; returns the time that it counts as."""
         if self._weight > 2.0:
             seconds = min(seconds, MAX_RATIO * (self.drafted + self.per_draft * num_drafts))
+        self.most_drafts = max(self.most_drafts, num_drafts)
         self._weight = self._weight * KEPT + 1.0
         self._x = self._x * KEPT + num_drafts
         self._y = self._y * KEPT + seconds

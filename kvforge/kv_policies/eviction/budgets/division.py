@@ -17,7 +17,7 @@ def divide_pages(
     """
     most = [max_pages] * len(wanted) if isinstance(max_pages, int) else max_pages
     pages = [min(max(int(tokens // page_size), min_pages), bound) for tokens, bound in zip(wanted, most, strict=True)]
-    rest = [Fraction(tokens) - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
+    rest = [tokens - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
     left = num_pages - sum(pages)
     while left != 0:
         step = 1 if left > 0 else -1

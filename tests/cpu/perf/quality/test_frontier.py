@@ -8,6 +8,7 @@ def row(name, kl, read_bytes, prompt_flops, correct=0.5):
     return {
         "name": name,
         "model": NO_CUT,
+        "num_tokens": 256,
         "kl": estimate,
         "agreement": {"value": 0.9, "low": 0.8, "high": 1.0},
         "accuracy": {"accuracy": correct, "low": 0.0, "high": 1.0},

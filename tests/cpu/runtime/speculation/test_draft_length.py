@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvforge.runtime.speculation.draft_length import PLAIN_PERIOD, PROBE_PERIOD, DraftLength
+from kvforge.runtime.speculation.draft_length import GROWTH, PLAIN_PERIOD, PROBE, PROBE_PERIOD, DraftLength
 
 MOST = 8
 
@@ -47,6 +47,16 @@ def test_drafts_that_do_not_pay_are_probes_only(rate, jump):
     speed, chosen = simulate([rate] * 4, lambda drafts: 1.0 + (jump + 0.1 * drafts if drafts else 0.0), 2000)
     assert speed > 0.97
     assert 0 < sum(bool(step) for step in chosen[200:]) < 1800 / 4
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.95])
+def test_no_step_has_far_more_drafts_than_one_before(acceptance):
+    """Where drafts cost more than is guessed, a short run loses little."""
+    speed, chosen = simulate([acceptance] * 8, lambda drafts: 1.0 + 0.12 * drafts, 200)
+    counts = [sum(step.values()) for step in chosen]
+    assert counts[0] == 0 < max(counts) and speed > 0.985
+    for index, count in enumerate(counts):
+        assert count <= max(PROBE, GROWTH * max(counts[:index], default=0))
 
 
 @pytest.mark.parametrize("found", [0.0, 0.5])

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvforge.runtime.speculation import prompt_credit
-from kvforge.runtime.speculation.balance import ENOUGH, FIRST, MAX_STEPS, MIN_STEPS, SHARE, Balance
+from kvforge.runtime.speculation.balance import ENOUGH, FIRST, HALVINGS, MAX_STEPS, MIN_STEPS, PATIENCE, SHARE, Balance
 from kvforge.runtime.speculation.prompt_credit import PromptCredit
 
 
@@ -28,6 +28,20 @@ def test_no_more_is_lost_than_the_share_and_what_there_was_at_first(loss):
     tried, gained = run(Balance(), lambda: rng.uniform(-2 * loss, 0.0), num_steps)
     assert 0 < tried < 0.6 * num_steps
     assert gained >= -(SHARE * num_steps + FIRST + 2 * loss)
+
+
+def test_what_keeps_failing_is_tried_ever_more_seldom_until_a_step_gains():
+    balance, waits = Balance(), []
+    for _ in range(PATIENCE + HALVINGS + 3):
+        while balance.is_open:
+            balance.add_drafting(-0.5)
+        waits.append(balance.num_closed)
+        balance.add_plain(balance.num_closed)
+    assert waits[1] == waits[PATIENCE - 1] < waits[PATIENCE] and waits[-1] == waits[-2]
+    assert 2**HALVINGS * (waits[1] - 1) < waits[-1] <= 2**HALVINGS * waits[1]  # waits are rounded up
+    balance.add_drafting(0.01)
+    balance.add_drafting(-1.0)
+    assert balance.num_closed < waits[-1] / 2
 
 
 def test_what_gains_is_never_stopped():

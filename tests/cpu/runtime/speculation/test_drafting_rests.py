@@ -3,7 +3,7 @@
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.drafter import Draft
-from kvforge.runtime.speculation.drafting import IDLE, MAX_REST
+from kvforge.runtime.speculation.drafting import IDLE, MAX_CLOSED, MAX_REST
 from tests.support.schedules.fixed_drafting import speculative_engine
 from tests.support.sessions.fake import FakeSession
 
@@ -56,7 +56,7 @@ def test_what_drafts_is_asked_in_every_step_again():
 
 
 def test_while_drafting_does_not_pay_steps_between_are_not_observed_but_count():
-    """Seven of eight, until the balance is open again."""
+    """All but one of 32, until the balance is open again."""
     engine = speculative_engine(FakeSession(max_draft_len=3), ParsedRequest(since=1000), 1, enable_prefix_cache=False)
     drafting = engine.drafting
     drafting._lengths = lengths = DraftLength(3)
@@ -69,8 +69,8 @@ def test_while_drafting_does_not_pay_steps_between_are_not_observed_but_count():
     balance.add_drafting(-10.0)
     closed, counted, observe = balance.num_closed, [], lengths.observe
     lengths.observe = lambda *given: counted.append(given[-1]) or observe(*given)
-    for _ in range(33):
+    for _ in range(3 + 2 * MAX_CLOSED):
         engine.step()
-    assert counted[0] == 0 and set(counted[1:]) == {MAX_REST} and len(counted) >= 4
+    assert counted[0] == 0 and set(counted[1:]) == {MAX_CLOSED} and len(counted) >= 3
     # The first of them follows a step that was tried, so that its time says nothing.
     assert balance.num_closed + sum(counted) + len(counted) - 1 == closed
