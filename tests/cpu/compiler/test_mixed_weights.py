@@ -26,6 +26,11 @@ from kvforge.quantize import quantize_checkpoint
 from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
 from tests.support.random_cases import Seeds
 
+ROUNDED_BYTES = 1
+"""Bytes are whole numbers, of bits that may not be."""
+A_TOKEN_OF_ALL = 1e-4
+"""The cache has room for whole tokens, 10,000 and more."""
+
 SAMPLES = [list(range(3, 60)), list(range(100, 140))]
 
 
@@ -119,9 +124,9 @@ def test_a_plan_counts_the_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert plain["weight_bits"] < 4.5 and mixed["weight_bits"] == 6
     row, other = plain["variants"][0], mixed["variants"][0]
     added = (6 - plain["weight_bits"]) / 8 * step_weights(PRESETS["llama-3.1-8b"].model)
-    assert other["weight_bytes"] - row["weight_bytes"] == pytest.approx(added, abs=1)
+    assert other["weight_bytes"] - row["weight_bytes"] == pytest.approx(added, abs=ROUNDED_BYTES)
     tokens = [found["capacity"][0]["variants"][0]["cache_tokens"] for found in (plain, mixed)]
-    assert (tokens[0] - tokens[1]) * row["kv_bytes_per_token"] == pytest.approx(added, rel=1e-4)
+    assert (tokens[0] - tokens[1]) * row["kv_bytes_per_token"] == pytest.approx(added, rel=A_TOKEN_OF_ALL)
     for arguments in (("--weight-dtype", "int4", "--weight-bits", "4.1"), ("--weight-bits", "6")):
         assert main(["plan", "--model", "llama-3.1-8b", *arguments]) == 1
         assert "is for weights in 4 bits, and between their own bits and 8" in capsys.readouterr().err
