@@ -38,7 +38,7 @@ test: $(DEV)
 	$(PYTEST) tests
 
 test-full: $(DEV)
-	$(PYTEST) tests --full
+	$(PYTEST) tests --full --timeout 3600
 
 lint: $(DEV)
 	$(BIN)/ruff check .
