@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.quantize import quantize_checkpoint
 
     checkpoint = checkpoint_of(args, args.checkpoint)
-    with display_of(args).progress("sample") as show:
+    with display_of(args).progress("layer" if args.recipe == "int4" else "sample") as show:
         summary = quantize_checkpoint(
             checkpoint,
             args.output,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.cli import main
+from kvforge.common import display
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears
 from kvforge.quantize import quantize_checkpoint
@@ -109,11 +110,16 @@ def test_an_int4_engine_keeps_every_code(tmp_path: Path) -> None:
             torch.testing.assert_close(found.dequantize() * scales, exact, rtol=STEP_ROUNDING, atol=0)
 
 
-def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_checkpoint_of_4_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says how many layers are done, which are rounded one after the other."""
+    monkeypatch.setattr(display, "PERIOD_S", 0.0)
     path = make_checkpoint(tmp_path / "model", "qwen3", dtype=torch.bfloat16, num_hidden_layers=2)
     asked = ["quantize", str(path), "-o", str(tmp_path / "int4"), "--recipe", "int4"]
     assert main([*asked, "--num-samples", "2", "--num-tokens", "400"]) == 0
-    assert "recipe int4" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "recipe int4" in said.out and "kvforge: 1 of 2 layers\n" in said.err
     written, original = open_model(tmp_path / "int4"), load_file(path / "model.safetensors")
     for name, tensor in original.items():
         read = written.read(name, tuple(tensor.shape))
