@@ -69,7 +69,8 @@ def _as_json(options: ResolvedOptions) -> str:
 def _from_json(text: str) -> ResolvedOptions:
     fields = json.loads(text)
     kv_scales, policy = tuple(map(tuple, fields["kv_scales"])), parse(fields["policy"])
-    return ResolvedOptions(**{**fields, "kv_scales": kv_scales, "policy": policy})
+    int8_layers = tuple(fields["int8_layers"])
+    return ResolvedOptions(**{**fields, "kv_scales": kv_scales, "policy": policy, "int8_layers": int8_layers})
 
 
 def _ending(code: int) -> str:

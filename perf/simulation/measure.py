@@ -15,6 +15,7 @@ from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
+from kvforge.runtime.step.flight import Flight
 from perf.simulation.cost_model import CostModel, fit_prices
 from perf.simulation.work import StepWork, step_work
 
@@ -52,7 +53,7 @@ class _NullRunner:
     def change(self, plan: Schedule) -> None:
         """Nothing: no cache changes on the engines that are measured."""
 
-    def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
+    def run(self, plan: Schedule, slots: SlotTable, flight: Flight | None = None) -> torch.Tensor | None:
         num_rows = len(plan.survivors)
         return self._logits.expand(num_rows, -1) if num_rows else None
 
@@ -67,9 +68,9 @@ class _Recorder:
     def change(self, plan: Schedule) -> None:
         self._runner.change(plan)
 
-    def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
+    def run(self, plan: Schedule, slots: SlotTable, flight: Flight | None = None) -> torch.Tensor | None:
         self.work = step_work(plan, self._manifest.model.num_layers, self._manifest.model.cut)
-        return self._runner.run(plan, slots)
+        return self._runner.run(plan, slots, flight)
 
 
 class StepMeter:

@@ -123,7 +123,7 @@ def test_plot(tmp_path):
     assert file.read_text().rstrip().endswith("</svg>")
     plain = tmp_path / "plain.svg"
     assert main(["plan", *LONG, "--plot", str(plain)]) == 0
-    assert file.read_text().count("<g id=\"axes_") == 3 and plain.read_text().count("<g id=\"axes_") == 2  # fmt: skip
+    assert file.read_text().count("<clipPath") == 3 and plain.read_text().count("<clipPath") == 2  # of each axes
 
 
 @pytest.mark.parametrize(
