@@ -39,10 +39,7 @@ def linear_attention(
         mixed = torch.cat((F.silu(queries), kv), -1)
     keys, repeats = linear.keys_dim, linear.num_value_heads // linear.num_key_heads
     q, k, v = mixed.to(wide).split((keys, keys, linear.values_dim), -1)
-    q, k = (
-        (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, dim=1)
-        for heads in (part.unflatten(-1, (-1, linear.key_dim)) for part in (q, k))
-    )
+    q, k = (_unit(part.unflatten(-1, (-1, linear.key_dim))).repeat_interleave(repeats, dim=1) for part in (q, k))
     v = v.unflatten(-1, (-1, linear.value_dim))
     rate, step = rate.to(wide).sigmoid(), step.to(wide) + weights[f"{name}.dt_bias"].to(wide)
     decay = (-weights[f"{name}.A_log"].to(wide).exp() * F.softplus(step)).exp()
@@ -71,7 +68,7 @@ def channel_delta(
     conv = f"{name}.{{}}_conv1d{suffix}.weight"
     queries = convolved("q") if single_input is None else F.silu(project(x, f"{name}.q_proj{suffix}"))
     q, k, v = (part.to(wide).unflatten(-1, (-1, kind.head_dim)) for part in (queries, convolved("k"), convolved("v")))
-    q, k = (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt() for heads in (q, k))
+    q, k = _unit(q), _unit(k)
     step = project(project(source, f"{name}.f_a_proj{suffix}"), f"{name}.f_b_proj").to(wide)
     step = F.softplus(step + weights[f"{name}.dt_bias"].to(wide)).unflatten(-1, (-1, kind.head_dim))
     decay = (-weights[f"{name}.A_log"].to(wide).exp().view(-1, 1) * step).exp()
@@ -138,6 +135,11 @@ def mamba2(
     groups = result.unflatten(-1, (mamba.num_groups, -1))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1)
     return weights[f"{name}.norm.weight"] * normed.to(x.dtype)
+
+
+def _unit(heads: Tensor) -> Tensor:
+    """Queries or keys ``[n, heads, d]`` of length 1."""
+    return heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def _delta_ruled(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor) -> Tensor:
