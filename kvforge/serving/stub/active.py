@@ -206,6 +206,12 @@ class ActiveRequest:
     def is_past_deadline(self, now: float) -> bool:
         return self.timeout_s is not None and now - self.arrived >= self.timeout_s
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure will end it: `take_failure` gives that."""
+        with self._lock:
+            return self._failure is not None and not self._ended
+
     def take_failure(self) -> Failure | None:
         """What the request is to end with, once; None where it has ended, or nothing failed."""
         with self._lock:

@@ -341,6 +341,8 @@ class Stub:
                 self._send_rows([active])
             else:
                 for chunk in active.take():
+                    if active.has_failed:  # a client that has gone is sent nothing more
+                        break
                     self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
                     self._senders.goes_on()
                     if chunk.final:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.serving.contract.failures import Failure
+from kvforge.serving.contract.failures import CANCELLED, Failure
 from kvforge.serving.contract.text_rows import SEQUENCE_END, TextRow
 
 
@@ -61,13 +61,18 @@ class Answer:
             self._failure = failure
             self.complete.set()
 
+    @property
+    def waits(self) -> bool:
+        """Whether there are rows to be sent: none to a client that has gone."""
+        return bool(self._rows) and (self._failure is None or self._failure.outcome != CANCELLED.outcome)
+
     def take_failure(self) -> Failure | None:
-        """Why the answer ends, once all rows were taken."""
-        return None if self._rows else self._failure
+        """Why the answer ends, once all rows were taken that its client gets."""
+        return None if self.waits else self._failure
 
     def pieces(self) -> Iterator[Piece]:
         """What can be sent now. Raises RequestError where tokens cannot be shown as text."""
-        while self._rows:
+        while self.waits:
             row = self._rows.popleft()
             text = self._text(row)
             while self.stream_interval != 1 and not row.arrays and not row.flags and self._rows and self._follows(row):

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,9 @@ LANES = {"ensemble": 0, "tensorrt_llm_bls": 1}
 MAX_THREADS, SPARE_THREADS = 256, 32
 WATCH_PERIOD_S, MAX_LOOKS = 0.05, 10
 """A question to Triton whether a client has gone costs 60 µs; those not asked longest come first."""
+MAX_PIECES = 16
+"""Responses of one request that leave in a turn of a sender thread's: an engine that makes tokens faster than they
+leave would keep the thread with one request, and the others would wait for its end."""
 LATE_S = 10.0
 """Behind the end of a call its last tokens are not waited for longer."""
 LINGER_S = 15.0
@@ -359,7 +363,7 @@ class TextServer:
 
     def _send(self, answer: Answer) -> None:
         try:
-            for piece in answer.pieces():
+            for piece in islice(answer.pieces(), MAX_PIECES):
                 tensors = [self._pb.Tensor(TEXT_OUTPUT, np.array([piece.text], dtype=np.object_))]
                 tensors += [self._pb.Tensor(name, array) for name, array in piece.arrays.items()]
                 check_room(sum(array.nbytes for array in piece.arrays.values()))
@@ -371,6 +375,8 @@ class TextServer:
                     if piece.final:
                         self._is_over(answer)
                 self._senders.goes_on()
+            if answer.waits:
+                self._senders.schedule(answer)
             failure = answer.take_failure()
         except BaseException as error:
             self._link.cancel(answer.key)

@@ -1,6 +1,8 @@
 """Runs fuzz cases from several threads beside each other, and holds the server to what it owes everybody."""
 
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,10 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.processes.stacks import ask
 from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz.cases import Case
 from tests.support.fuzz.wire import Answer
-from tests.support.serving.server import lasting_processes, used_pages, wait_until
+from tests.support.serving.server import lasting_processes, log_of, used_pages, wait_until
 
 NUM_THREADS = 6
 ACTIVE = 'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"}'
@@ -72,5 +75,19 @@ def unharmed(server: TritonServer) -> Iterator[None]:
     yield
     assert processes(server) == before
     assert server.failure() is None
-    wait_until(lambda: active_requests(server) == 0, "no active request")
-    wait_until(lambda: used_pages(server) == 0, "all pages free")
+    try:
+        wait_until(lambda: active_requests(server) == 0, "no active request")
+        wait_until(lambda: used_pages(server) == 0, "all pages free")
+    except AssertionError:
+        print(what_goes_on(server), file=sys.stderr)
+        raise
+
+
+def what_goes_on(server: TritonServer) -> str:
+    """What a server that does not come to rest counts, how busy the machine is, and where the threads stand."""
+    counts = {name: value for name, value in read_metrics(server.metrics_url).items() if value and "bucket" not in name}
+    used = {
+        f"{name} {pid}": Path(f"/proc/{pid}/schedstat").read_text().split() for pid, name in processes(server).items()
+    }
+    ask(lasting_processes(server.pid))
+    return f"load {os.getloadavg()}\n{counts}\nns that each ran and waited for a core: {used}\n{log_of(server)}"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.serving.contract.failures import CANCELLED
+from kvforge.serving.contract.failures import CANCELLED, SHUTTING_DOWN
 from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, TextRow
 from kvforge.serving.text_models.answer import Answer
 from tests.support.models.checkpoints import write_byte_tokenizer
@@ -77,10 +77,20 @@ def test_rows_with_arrays_stay_apart(tokenizer: Tokenizer) -> None:
 def test_a_failure_comes_behind_what_is_there(tokenizer: Tokenizer) -> None:
     answer = Answer(1, None, tokenizer)
     add(answer, tokenizer.encode("a"))
-    answer.fail(CANCELLED)
+    answer.fail(SHUTTING_DOWN)
     assert answer.take_failure() is None
     assert texts(answer) == ["a"]
-    assert answer.take_failure() == CANCELLED
+    assert answer.take_failure() == SHUTTING_DOWN
+
+
+def test_a_client_that_has_gone_is_sent_nothing_more(tokenizer: Tokenizer) -> None:
+    answer = Answer(1, None, tokenizer)
+    for token in tokenizer.encode("abc"):
+        add(answer, [token])
+    pieces = answer.pieces()
+    assert next(pieces).text == b"a"
+    answer.fail(CANCELLED)
+    assert list(pieces) == [] and answer.take_failure() == CANCELLED
 
 
 def test_nothing_fails_behind_the_last_row(tokenizer: Tokenizer) -> None:

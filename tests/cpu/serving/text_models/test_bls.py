@@ -17,6 +17,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage, read_rows
 from kvforge.serving.engine.protocol import BLOB
 from kvforge.serving.options import ModelOptions, write_serve_file
+from kvforge.serving.stub.sender_pool import SenderPool
 from kvforge.serving.text_models.bls import TextServer
 from kvforge.serving.text_models.lanes import SHORT_BYTES
 from kvforge.serving.triton_config import TritonConfig
@@ -186,6 +187,36 @@ def test_pieces_or_the_whole_text_so_far(tmp_path: Path, accumulate: bool, texts
     assert inputs["request_output_len"].tolist() == [[4]]
     assert (call["request_id"], call["parameters"]["errors_as_tensors"]) == ("mine", True)
     assert 0 < call["parameters"]["timeout"] < LIMIT_US  # what is left of it
+
+
+def test_tokens_that_come_as_fast_as_they_leave_do_not_hold_up_others(tmp_path: Path) -> None:
+    class Endless(Sender):
+        """For each response that leaves another row comes, until the other request has had its end."""
+
+        inputs: dict
+
+        def send(self, response: Any = None, flags: int = 0) -> None:
+            super().send(response, flags)
+            if flags != FINAL_FLAG:
+                triton.say(self.inputs, [65], SEQUENCE_END | REQUEST_END if other.sent else 0)
+
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        if len(triton.calls) == 1:
+            endless.inputs = inputs
+            say(inputs, [65], 0)
+            return []
+        return three_pieces(tmp_path)(triton, inputs, say)
+
+    triton, server = make_server(tmp_path, script)
+    server._senders = SenderPool(server._send, num_threads=1)
+    endless, other = Endless(), Sender()
+    server.execute([make_request(endless)])
+    wait(lambda: len(endless.sent) > 1)
+    server.execute([make_request(other)])
+    wait(lambda: server._admission.num_open == 0)
+    server.close()
+    assert other.texts == ["a", "b", "c"]
+    assert len(set(endless.texts)) == 1 and endless.error is None
 
 
 def test_an_error_behind_a_response_arrives_behind_it(tmp_path: Path) -> None:
