@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 sys.dont_write_bytecode = False
 
-pytest_plugins = ["tests.support.ledger", "tests.support.layers", "tests.support.random_cases"]
+pytest_plugins = ["tests.support.ledger", "tests.support.random_cases", "tests.support.layers"]
 
 
 @pytest.hookimpl(wrapper=True)

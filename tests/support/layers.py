@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import read
+from tests.support.random_cases import cases_of_day
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 LONG_S = 0.2
 """From here on a test is left out of ``--quick``, and those that share a fixture that takes so long."""
+CASES = 6
+"""So many cases of a test function belong to ``--quick``, half of them others on each day."""
 COMPILED = "engines"
 """The fixture of compiled engines, which such a run does without."""
 
@@ -52,7 +55,9 @@ def layer_of(file: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--quick", action="store_true", help=f"no test that takes {LONG_S} s, no compiled engine, no kernels"
+        "--quick",
+        action="store_true",
+        help=f"no test that takes {LONG_S} s, {CASES} cases of each, no compiled engine, no kernels",
     )
 
 
@@ -74,9 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.add_marker(layer_of(files[item]))
     if config.getoption("--quick"):
-        quick = {item: _is_quick(item, durations.get(files[item], {})) for item in items}
-        config.hook.pytest_deselected(items=[item for item in items if not quick[item]])
-        items[:] = [item for item in items if quick[item]]
+        quick = [item for item in items if _is_quick(item, durations.get(files[item], {}))]
+        quick = few_cases(quick, config.getoption("--day"))
+        config.hook.pytest_deselected(items=list(set(items).difference(quick)))
+        items[:] = quick
     seconds = {file: sum(each for name, each in found.items() if name[:1] != "@") for file, found in durations.items()}
     items.sort(key=lambda item: -seconds.get(files[item], 0.0))
 
@@ -86,6 +92,18 @@ def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
     fixtures = getattr(item, "fixturenames", ())
     needs = [item.nodeid.partition("::")[2], *(f"@{name}" for name in fixtures)]
     return COMPILED not in fixtures and all(durations.get(each, 0.0) < LONG_S for each in needs)
+
+
+def few_cases(items: list[pytest.Item], day: int) -> list[pytest.Item]:
+    """Those of the day of each function's cases: ``CASES``, or all where the cases are files of the repository."""
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    few: list[pytest.Item] = []
+    for function, cases in functions.items():
+        count = len(cases) if layer_of(function.partition("::")[0]) == "docs" else CASES
+        few += [cases[index] for index in cases_of_day(day, count, len(cases))]
+    return few
 
 
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
