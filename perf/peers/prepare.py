@@ -91,7 +91,7 @@ def _write_in_bf16(checkpoint: Path, model: Path) -> None:
 
 
 def _write_config(config: dict[str, Any], model: Path) -> None:
-    config |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    config = {"architectures": ["LlamaForCausalLM"], **config, "torch_dtype": "bfloat16"}
     (model / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

@@ -1,5 +1,7 @@
 """The comparison's plan, protocol and report, from a fake system and made-up lines."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -243,3 +245,13 @@ def test_peers_get_the_checkpoints_own_tokenizer_and_weights(tmp_path: Path):
     given = load_file(TEACHER_DIR / "model.safetensors")
     assert given.keys() <= loaded.keys()
     assert all(loaded[name].equal(weight.bfloat16()) for name, weight in given.items())
+
+
+def test_peers_are_told_the_checkpoints_own_class(tmp_path: Path):
+    copied = shutil.copytree(TEACHER_DIR, tmp_path / "checkpoint")
+    config = json.loads((copied / "config.json").read_text())
+    for given, wanted in ((["MistralForCausalLM"], ["MistralForCausalLM"]), (None, ["LlamaForCausalLM"])):
+        own = {name: value for name, value in config.items() if name != "architectures"}
+        (copied / "config.json").write_text(json.dumps(own if given is None else {**own, "architectures": given}))
+        model = prepare_peer(copied, tmp_path / str(given), Path("python"), "transformers")
+        assert json.loads((model / "config.json").read_text())["architectures"] == wanted
