@@ -5,11 +5,9 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvforge.common.errors import EngineError, RequestError, let_end, refusal_of
@@ -27,7 +25,6 @@ from kvforge.runtime.prefixes.options import PrefixOptions
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
-from kvforge.runtime.sampling.on_device import can_queue, choose, draws_of
 from kvforge.runtime.sampling.sampler import SampledTokens, sample
 from kvforge.runtime.sampling.state import RequestSampling
 from kvforge.runtime.scheduling.deadlines import Deadlines
@@ -40,7 +37,7 @@ from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics.cache import cache_stats
 from kvforge.runtime.statistics.counters import EngineStatistics
-from kvforge.runtime.step.flight import Flight, drop_finished, note_scores
+from kvforge.runtime.step.flight import Flight, leave, note_scores
 from kvforge.runtime.step.runner import Runner
 from kvforge.runtime.step.threads import step_threads
 from kvforge.runtime.step.work import Work, WorkListener
@@ -248,7 +245,7 @@ class LLMEngine:
                 if self._ahead is not None:
                     survivors = plan.survivors
                     outputs += self._land(plan)
-                    logits = self._leave(plan, logits, survivors, self._ahead)
+                    logits, self._flight = leave(plan, logits, survivors, self._ahead, self.config.vocab_size)
                 sampled = None if logits is None else self._sample(plan, logits)
             except BaseException as error:
                 return outputs + self._failed(error, plan)
@@ -281,26 +278,6 @@ class LLMEngine:
         sampled = self.verifier.sample(plan, logits, self.drafting.probs) if plan.drafts else sample(logits, survivors)
         note_scores(survivors, sampled)
         return sampled
-
-    def _leave(
-        self, plan: Schedule, logits: torch.Tensor | None, launched: list[Sequence], session: Session
-    ) -> torch.Tensor | None:
-        """Leave a launched step to the device if that chooses all its tokens: it is the one in flight. Otherwise return
-        its logits on the CPU, without rows of what has ended since it was launched."""
-        drop_finished(plan)
-        survivors = plan.survivors
-        if logits is None or not survivors:
-            return None
-        if not plan.drafts and can_queue(survivors):
-            draws = draws_of(launched, self.config.vocab_size, session.upload)
-            self._flight = Flight(plan, launched, session.launch(partial(choose, logits, draws), len(launched)))
-            return None
-        logits = session.host_logits(logits)
-        if len(survivors) == len(launched):
-            return logits
-        counts = [1 + len(plan.drafts.get(sequence, ())) for sequence in launched]
-        kept = [sequence.status is not Status.FINISHED for sequence in launched]
-        return logits[np.repeat(kept, counts)]
 
     def _land(self, plan: Schedule) -> list[SequenceOutput]:
         """Wait for the step in flight and give its survivors their tokens. If it failed, so did ``plan``, which was

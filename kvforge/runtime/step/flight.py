@@ -1,15 +1,17 @@
 """A step that the device still computes while the next one is planned (asynchronous scheduling)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from kvforge.runtime.requests.sequence import Sequence, Status
+from kvforge.runtime.sampling.on_device import can_queue, choose, draws_of
 from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.scheduler import Scheduler
-from kvforge.runtime.sessions.session import PendingTokens
+from kvforge.runtime.sessions.session import PendingTokens, Session
 
 
 @dataclass
@@ -52,6 +54,26 @@ class Flight:
             if self.survivors[row].sampling is not None:
                 self.survivors[row].sampling.record(ids[row])
         return [self.survivors[row] for row in rows], SampledTokens([ids[row] for row in rows], {}, errors)
+
+
+def leave(
+    plan: Schedule, logits: torch.Tensor | None, launched: list[Sequence], session: Session, vocab_size: int
+) -> tuple[torch.Tensor | None, Flight | None]:
+    """Leave a launched step to the device if that chooses all its tokens: it is the one in flight. Otherwise return
+    its logits on the CPU, without rows of what has ended since it was launched."""
+    drop_finished(plan)
+    survivors = plan.survivors
+    if logits is None or not survivors:
+        return None, None
+    if not plan.drafts and can_queue(survivors):
+        draws = draws_of(launched, vocab_size, session.upload)
+        return None, Flight(plan, launched, session.launch(partial(choose, logits, draws), len(launched)))
+    logits = session.host_logits(logits)
+    if len(survivors) == len(launched):
+        return logits, None
+    counts = [1 + len(plan.drafts.get(sequence, ())) for sequence in launched]
+    kept = [sequence.status is not Status.FINISHED for sequence in launched]
+    return logits[np.repeat(kept, counts)], None
 
 
 def note_scores(survivors: list[Sequence], sampled: SampledTokens) -> None:
