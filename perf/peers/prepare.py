@@ -69,10 +69,29 @@ def _link_for_llama(file: Path, target: Path) -> Path:
 
 def _write_hf_model(checkpoint: Path, model: Path) -> None:
     """In bf16, with the tokenizer of ``checkpoint``, or one of as many tokens where it has none."""
-    if checkpoint.is_file() or (checkpoint / "tokenizer.json").is_file():
+    if checkpoint.is_file():
         _write_in_bf16(checkpoint, model)
-    else:
+    elif not (checkpoint / "tokenizer.json").is_file():
         _write_random_model(checkpoint, model)
+    elif _is_in_bf16(config := json.loads((checkpoint / "config.json").read_text())):
+        _link_weights(checkpoint, model)
+        _write_config(config, model)
+        copy_files(checkpoint, model)
+    else:
+        _write_in_bf16(checkpoint, model)
+
+
+def _is_in_bf16(config: dict[str, Any]) -> bool:
+    return "quantization_config" not in config and config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+
+
+def _link_weights(checkpoint: Path, model: Path) -> None:
+    """As they are, by the names of the family's own."""
+    model.mkdir(parents=True, exist_ok=True)
+    for source in checkpoint.glob("*.safetensors*"):
+        link = model / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source.resolve())
 
 
 def _write_in_bf16(checkpoint: Path, model: Path) -> None:
@@ -98,11 +117,8 @@ def _write_config(config: dict[str, Any], model: Path) -> None:
 def _write_random_model(checkpoint: Path, model: Path) -> None:
     from tokenizers import Tokenizer, decoders, models
 
-    model.mkdir(parents=True, exist_ok=True)
     config = json.loads((checkpoint / "config.json").read_text())
-    weights = model / "model.safetensors"
-    weights.unlink(missing_ok=True)
-    weights.symlink_to((checkpoint / "model.safetensors").resolve())
+    _link_weights(checkpoint, model)
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     vocab |= {f"t{index}": index for index in range(len(vocab), config["vocab_size"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))

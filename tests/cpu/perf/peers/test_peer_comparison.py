@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kvforge.bench.workload import Workload, load_workloads
@@ -255,3 +256,14 @@ def test_peers_are_told_the_checkpoints_own_class(tmp_path: Path):
         (copied / "config.json").write_text(json.dumps(own if given is None else {**own, "architectures": given}))
         model = prepare_peer(copied, tmp_path / str(given), Path("python"), "transformers")
         assert json.loads((model / "config.json").read_text())["architectures"] == wanted
+
+
+def test_weights_in_bf16_stay_as_they_are_by_any_name(tmp_path: Path):
+    copied = shutil.copytree(TEACHER_DIR, tmp_path / "checkpoint")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    weights = {"of.this.family.alone": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(weights, copied / "model.safetensors")
+    model = prepare_peer(copied, tmp_path, Path("python"), "transformers")
+    assert load_file(model / "model.safetensors").keys() == weights.keys()
+    assert (model / "tokenizer.json").read_bytes() == (copied / "tokenizer.json").read_bytes()
