@@ -3,8 +3,8 @@
     python -m perf.engine.floors
 
 Prefill is bound by FLOPs (matrix products of the weights and causal attention), a decode step by FLOPs or by the bytes
-it reads: all weights once, and the cache of its sequences once, however many layers share an owner's. A floor of bytes
-supposes that nothing stays in the processor's caches from one step to the next.
+it reads: all weights once, and the caches and states of its sequences once, however many layers share an owner's. A
+floor of bytes supposes that nothing stays in the processor's caches from one step to the next.
 """
 
 from dataclasses import asdict, astuple, dataclass
@@ -78,6 +78,7 @@ def decode_work(manifest: Manifest, times: PhaseTimes) -> Work:
     per_step = round(times.decode_rows / max(times.decode_steps, 1))
     weight_bytes = step_weight_bytes(manifest.model, manifest.weight_dtype, per_step)
     num_bytes = times.decode_steps * weight_bytes + times.decode_context * manifest.kv_bytes_per_token
+    num_bytes += times.decode_rows * manifest.state_bytes
     flops = _decode_flops(_shape(manifest), times.decode_rows, times.decode_context)
     return Work(*flops, num_bytes, manifest.weight_dtype)
 
@@ -89,8 +90,10 @@ def _shape(manifest: Manifest) -> ModelConfig:
 
 
 def _decode_flops(shape: ModelConfig, rows: int, context: int) -> tuple[float, float]:
-    """FLOPs (linear, attention) of ``rows`` tokens through all layers that attend ``context`` keys in sum."""
-    return rows * full_token(shape, 0).total, context * full_token(shape, 1).attention
+    """FLOPs (linear, attention) of ``rows`` tokens through all layers that attend ``context`` keys in sum; layers that
+    read a state count among the linear ones, as they do the same for each token."""
+    without_keys = full_token(shape, 0)
+    return rows * without_keys.total, context * (full_token(shape, 1).attention - without_keys.attention)
 
 
 def measure_rates(size: int = 2048, num_bytes: int = 1 << 28, runs: int = 7) -> Rates:

@@ -7,9 +7,11 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.runtime.engine import LLMEngine
+from model_defs import load_config
 from model_defs.experts import Experts
 from perf.engine.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
+from perf.harness.published_shapes import PUBLISHED
 from perf.peers.phases import PhaseTimes
 from tests.support.sessions.fake import FakeSession, fake_manifest
 
@@ -71,6 +73,19 @@ def test_a_step_reads_the_experts_of_its_tokens():
     gated = 3 * 8 * 16  # weights of an expert
     assert many.num_bytes == pytest.approx(5 * made.weight_bytes)
     assert many.num_bytes - one.num_bytes == pytest.approx(5 * 2 * 4 * (8 - 2) * gated)  # bf16, four layers
+
+
+@pytest.mark.parametrize("name", ["LFM2-1.2B", "Qwen3-Next-80B-A3B"])
+def test_a_step_reads_states_whatever_came_before(name: str):
+    made = dataclasses.replace(engine_of(4), model=load_config(PUBLISHED[name]))
+    work = [decode_work(made, PhaseTimes(decode_steps=1, decode_rows=rows, decode_context=rows)) for rows in (1, 2)]
+    longer = decode_work(made, PhaseTimes(decode_steps=1, decode_rows=1, decode_context=2))
+    assert longer.linear_flops == work[0].linear_flops
+    attending = made.model.num_layers - len(made.model.linear_layers)
+    assert work[0].attention_flops == 4 * made.model.num_heads * made.model.head_dim * attending
+    assert longer.attention_flops == 2 * work[0].attention_flops == work[1].attention_flops
+    assert longer.num_bytes - work[0].num_bytes == made.kv_bytes_per_token
+    assert made.state_bytes > 0 and work[0].num_bytes > made.state_bytes + made.kv_bytes_per_token
 
 
 def test_the_slower_of_flops_and_bytes_is_the_floor():
