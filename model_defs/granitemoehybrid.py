@@ -1,6 +1,7 @@
 """Granite 4: Granite's blocks and multipliers, Mamba-2 in most layers or in none, RoPE in all layers with attention or
 in none, and an MLP in every layer, which experts may stand beside; gate and up are stored as one tensor."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         )
     position = hf.get("position_embedding_type")
     if position not in (None, "nope", "rope"):
-        raise ModelError(f"position_embedding_type is {position!r}, and only rope, nope and null are there.")
+        found = reprlib.repr(position)
+        raise ModelError(f"position_embedding_type is {found} in config.json; it must be rope, nope or null.")
     return granite_config(
         {**hf, "intermediate_size": shared},
         MODEL_TYPE,

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
 from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
-from model_defs.linear import LinearAttention
+from model_defs.linear import DeltaRule, LinearAttention
 from model_defs.state_steps import StateInputs, StateReads
 from model_defs.weights import SCALAR_COPIES
 from plugins.gated_delta_rule import gated_delta_rule
@@ -49,23 +49,25 @@ class StateUpdate(nn.Module):
         return gated_delta_rule(qkv, gates, decay_log, decay_bias, *step.rows, pool[1], self.has_queries)
 
 
-class LinearBlock(Block):
-    """A layer with linear attention. Its projections are two: of the convolution's channels and the gate of the result,
-    and of each value head's two numbers, which are never rounded to few bits. Above the cut the first is of queries in
-    place of channels, and the second is the single input's."""
+class DeltaRuleBlock(Block):
+    """A layer with a delta rule. Its projections of the stream are two: of the convolution's channels and what makes
+    the gate of the result, and of what makes rates and decays, which are never rounded to few bits. Above the cut the
+    first is of queries in place of channels, and the second is the single input's."""
+
+    update: type[nn.Module]
 
     def add_projections(self, config: ModelConfig, layer: int) -> None:
         """Register what makes the state and reads it."""
-        linear = config.linear
-        assert isinstance(linear, LinearAttention)
-        self.gate_shape, self.is_above = (linear.num_value_heads, linear.value_dim), layer >= config.cut
-        self.parts = (linear.keys_dim if self.is_above else linear.conv_channels, linear.values_dim)
-        self.add_module("qz" if self.is_above else "qkvz", Linear(config.hidden_size, sum(self.parts), False))
-        if not self.is_above:
-            heads = 2 * linear.num_value_heads
-            self.ba = Linear(config.hidden_size, heads, False, float32_out=True, quantizes=False)
-            self.state = StateUpdate(linear, False)
-        self.result_norm = RMSNorm(linear.value_dim, config.rms_norm_eps)
+        kind = config.linear
+        assert isinstance(kind, DeltaRule)
+        self.kind, is_above = kind, layer >= config.cut
+        self.parts = (kind.rounded_rows(is_above) - kind.gate_rows, kind.gate_rows)
+        self.add_module("qz" if is_above else "qkvz", Linear(config.hidden_size, sum(self.parts), False))
+        if not is_above:
+            rows = kind.exact_rows()
+            self.ba = Linear(config.hidden_size, rows, False, float32_out=True, quantizes=False)
+            self.state = self.update(kind, False)
+        self.result_norm = RMSNorm(kind.state_shape[2], config.rms_norm_eps)
 
     def mix(self, hidden: Tensor, pool: Pool, step: StateInputs) -> Tensor:
         """Bring the states in the pool up to date and return the next residual stream ``[T, hidden]``."""
@@ -76,13 +78,26 @@ class LinearBlock(Block):
     def read(self, hidden: Tensor, pool: Pool, reads: StateReads) -> Tensor:
         """Return the next residual stream ``[R, hidden]`` of survivors, by the states after them in the pool."""
         queries, gate = self.qz(hidden, self.input_norm).split(self.parts, dim=-1)
-        queries = F.silu(queries.float()).to(hidden.dtype)
-        qkv = F.pad(queries, (0, sum(self.parts)))
-        none = torch.zeros(self.gate_shape[0], device=hidden.device)
-        read = gated_delta_rule(qkv, reads.no_steps, none, none, *reads.rows, pool[0])
+        qkv = F.pad(F.silu(queries.float()).to(hidden.dtype), (0, self.kind.state_channels))
+        heads = self.kind.state_shape[0]
+        log, bias = (torch.zeros(n, device=hidden.device) for n in (heads, self.kind.num_gates - heads))
+        read = gated_delta_rule(qkv, reads.no_steps, log, bias, *reads.rows, pool[0])
         return self._finish(hidden, read, gate)
 
     def _finish(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
-        gate = F.silu(gate.unflatten(-1, self.gate_shape).float())
-        gated = (self.result_norm(mixed).float() * gate).to(hidden.dtype)
-        return self.mlp(self.o(gated.flatten(1), residual=hidden))
+        return self.mlp(self.o(self.gated(mixed, gate).to(hidden.dtype).flatten(1), residual=hidden))
+
+    def gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """Return ``mixed`` ``[T, heads, value_dim]``, normed and gated, in float32; ``gate`` ``[T, rows]`` is of the
+        stream's projection."""
+        raise NotImplementedError
+
+
+class LinearBlock(DeltaRuleBlock):
+    """A layer of Gated DeltaNet, whose gate the stream's projection makes."""
+
+    update = StateUpdate
+
+    def gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """Return the normed result times the gate's SiLU."""
+        return self.result_norm(mixed).float() * F.silu(gate.unflatten(-1, mixed.shape[1:]).float())

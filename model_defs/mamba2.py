@@ -131,8 +131,9 @@ def mamba2_from_hf(hf: Mapping[str, Any]) -> Mamba2 | None:
     where no layer is left with K and V."""
     num_layers, hidden = require_int(hf, "num_hidden_layers"), require_int(hf, "hidden_size")
     named = [hf[name] for name in KINDS if hf.get(name) is not None]
+    known = (*MAMBA, *ATTENTION)
     for kinds in named or [None]:
-        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {*MAMBA, *ATTENTION}:
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
             raise ModelError(
                 f"layer_types is {reprlib.repr(kinds)} in config.json; it must say mamba or attention of each of the "
                 f"{num_layers} layers."

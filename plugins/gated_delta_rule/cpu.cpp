@@ -19,6 +19,7 @@ constexpr int64_t kGatesPerTask = 1 << 10;
 constexpr int64_t kNumbersPerThread = 1 << 17;  // of states, a token each, that pay for waking a thread
 
 struct Kernel {
+  decltype(&isa_portable::columns) columns;
   decltype(&isa_portable::recur) recur;
   decltype(&isa_portable::decay) decay;
 };
@@ -28,12 +29,12 @@ Kernel kernel() {
   switch (current_isa()) {
     case Isa::avx512_bf16:
     case Isa::avx512_vnni:
-    case Isa::avx512: return {&isa_avx512::recur, &isa_avx512::decay};
-    case Isa::avx2: return {&isa_avx2::recur, &isa_avx2::decay};
+    case Isa::avx512: return {&isa_avx512::columns, &isa_avx512::recur, &isa_avx512::decay};
+    case Isa::avx2: return {&isa_avx2::columns, &isa_avx2::recur, &isa_avx2::decay};
     case Isa::portable: break;
   }
 #endif
-  return {&isa_portable::recur, &isa_portable::decay};
+  return {&isa_portable::columns, &isa_portable::recur, &isa_portable::decay};
 }
 
 }  // namespace
@@ -97,12 +98,12 @@ at::Tensor gated_delta_rule(
       .key_dim = key_dim,
       .value_dim = value_dim,
   };
-  const int64_t blocks = (value_dim + kColumns - 1) / kColumns;
+  const int64_t columns = chosen.columns(), blocks = (value_dim + columns - 1) / columns;
   const int64_t threads = 1 + tokens * heads * key_dim * value_dim / kNumbersPerThread;
   dynamic_for(sequences * heads * blocks, threads, [&](int64_t task) {
     thread_local Workspace workspace;
-    float* scratch = reinterpret_cast<float*>(workspace.get(delta_scratch(key_dim) * sizeof(float)));
-    chosen.recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * kColumns, scratch);
+    float* scratch = reinterpret_cast<float*>(workspace.get(delta_scratch(key_dim, columns) * sizeof(float)));
+    chosen.recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * columns, scratch);
   });
   return out;
 }

@@ -18,7 +18,8 @@
 namespace kvforge {
 namespace {
 
-constexpr int64_t kVectors = kColumns / kLanes;
+constexpr int64_t kVectors = 4;  // what they sum, and what they add, takes 20 registers
+constexpr int64_t kColumns = kVectors * kLanes;  // 128 keys of them stay in the first cache
 
 // A token's part in the state: S becomes decay * S + key * change'; by channel each row has its decay.
 struct Update {
@@ -96,7 +97,7 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
   float *q = scratch, *k[2] = {q + size, q + 2 * size};  // the token's and the last one's, in turns
   float *decayed_q = q + 3 * size, *decayed_k = q + 4 * size;
   float *state = q + 5 * size, *change = state + dk * kColumns, *result = change + kColumns;
-  for (int64_t i = 0; i < delta_scratch(dk); ++i) scratch[i] = 0.0f;
+  for (int64_t i = 0; i < delta_scratch(dk, kColumns); ++i) scratch[i] = 0.0f;
   const auto row = [&](int64_t index) { return a.pool + (index * a.value_heads + head) * dk * dv + first; };
   if (begin < end && a.state_read[sequence] >= 0)
     copy_rows(row(a.state_read[sequence]), dv, state, kColumns, dk, count);
@@ -141,6 +142,8 @@ void run(const DeltaRule& a, int64_t sequence, int64_t head, int64_t first, floa
 }  // namespace
 
 namespace KVFORGE_ISA {
+
+int64_t columns() { return kColumns; }
 
 void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch) {
   const auto run_as = [&](auto element) {

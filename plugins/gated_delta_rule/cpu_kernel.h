@@ -5,8 +5,6 @@
 
 namespace kvforge {
 
-constexpr int64_t kColumns = 32;  // of a state that a task has: 128 keys of them stay in the first cache
-
 struct DeltaRule {
   const void* qkv;  // [T, 2 (without queries 1) * key_heads * key_dim + value_heads * value_dim], in elements
   int64_t token_stride;
@@ -24,9 +22,9 @@ struct DeltaRule {
 // Floats of a key with zeros behind it, whole vectors of any width.
 constexpr int64_t padded_key(int64_t key_dim) { return (key_dim + 15) / 16 * 16; }
 
-// Floats of scratch that a task needs.
-constexpr int64_t delta_scratch(int64_t key_dim) {
-  return key_dim * kColumns + 5 * padded_key(key_dim) + 2 * kColumns;
+// Floats of scratch that a task of so many columns needs.
+constexpr int64_t delta_scratch(int64_t key_dim, int64_t columns) {
+  return key_dim * columns + 5 * padded_key(key_dim) + 2 * columns;
 }
 
 // What makes decays: exp(-speed * softplus(step + bias)) of `count` numbers.
@@ -36,9 +34,10 @@ struct Decays {
   int64_t count;
 };
 
-// recur: columns [first, first + kColumns), as far as there are, of a value head's state, through all tokens of a
-// sequence.
+// columns: how many of a state's a task has.
+// recur: those from `first` on, as far as there are, of a value head's state, through all tokens of a sequence.
 #define KVFORGE_DELTA_RULE \
+  int64_t columns(); \
   void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); \
   void decay(const Decays& args);
 namespace isa_portable { KVFORGE_DELTA_RULE }

@@ -14,12 +14,13 @@ def test_a_cut_at_half_leaves_more_than_half_of_a_prompt() -> None:
 
 
 def test_the_table() -> None:
-    report = {"command": "c", "machine": "m", "layers": 8, "num_experts": 16, "vocab_size": 9, "input_tokens": 7}
+    report = {"command": "c", "machine": "m", "model": "LFM2-1.2B", "layers": 8, "num_experts": 16, "vocab_size": 9}
     rows = [
-        {"engine": NO_CUT, "ttft_s": [2.0, 4.0, 3.0], "flops": 2e12},
-        {"engine": CUT, "ttft_s": [1.0, 1.5, 1.25], "flops": 1e12},
+        {"engine": NO_CUT, "ttft_s": [2.0, 4.0, 3.0], "cpu_s": [4.0, 6.0, 5.0], "flops": 2e12},
+        {"engine": CUT, "ttft_s": [1.0, 1.5, 1.25], "cpu_s": [2.0, 3.0, 2.5], "flops": 1e12},
     ]
-    shown = EXPERIMENT.show(report | {"ratio": 0.4, "ratio_of_flops": 0.5, "rows": rows})
-    assert "prompts of 7 tokens" in shown and "**0.40** of" in shown and "by FLOPs 0.50" in shown
-    assert "| no cut | 3.00 (2.00 to 4.00) | 2.00 |" in shown
-    assert "| cut at half | 1.25 (1.00 to 1.50) | 1.00 |" in shown
+    report |= {"input_tokens": 7, "ratio": 0.4, "ratio_of_cpu": 0.45, "ratio_of_flops": 0.5}
+    shown = EXPERIMENT.show(report | {"rows": rows})
+    assert "prompts of 7 tokens" in shown and "**0.40** of" in shown and "0.45 of its CPU time, by FLOPs 0.50" in shown
+    assert "| no cut | 3.00 (2.00 to 4.00) | 5.00 (4.00 to 6.00) | 2.00 |" in shown
+    assert "| cut at half | 1.25 (1.00 to 1.50) | 2.50 (2.00 to 3.00) | 1.00 |" in shown
