@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--weight-bits",
         type=_positive,
         metavar="B",
-        help="of a weight, where some layers are int8 beside int4 ones (default: the engine's)",
+        help="bits of a weight on average, where some layers are int8 beside those in 4 bits (default: the engine's)",
     )
     parser.add_argument(
         "--kv-policy",

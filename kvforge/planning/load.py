@@ -68,11 +68,16 @@ class Subject:
     def with_bits(self, bits: float) -> "Subject":
         """Return it with layers in int8 beside those in 4 bits, so that a weight has so many ``bits``. Raises
         KvforgeError where that cannot be."""
-        least = weight_bits(self.model, step_weight_bytes(self.model, self.weight_dtype))
-        if self.weight_dtype not in INT4_WEIGHTS or not least <= bits < 8:
+        if self.weight_dtype not in INT4_WEIGHTS:
             raise KvforgeError(
-                f"--weight-bits {bits:g} is for weights in 4 bits, and between their own bits and 8; {self.name} has "
-                f"{self.weight_dtype} weights of {least:.2f}. Give another number, or --weight-dtype int4 too."
+                f"--weight-bits is for weights in 4 bits, and {self.name} has {self.weight_dtype} weights; give "
+                f"--weight-dtype {' or '.join(INT4_WEIGHTS)} too, or leave it out."
+            )
+        least = weight_bits(self.model, step_weight_bytes(self.model, self.weight_dtype))
+        if not least <= bits < 8:
+            raise KvforgeError(
+                f"--weight-bits is {bits:g}, and {self.weight_dtype} weights of {self.name} have {least:.2f} bits; give "
+                "so many or more, and less than 8."
             )
         return dataclasses.replace(self, weight_bits=bits)
 

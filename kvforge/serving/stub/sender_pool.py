@@ -48,6 +48,7 @@ class SenderPool(Generic[T]):
         self._queue: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._again: set[int] = set()
+        self._ending = False
         self._sends = [0] * num_threads
         """How often each thread has begun or ended a send: odd within one, also where it has gone on."""
         self._own = threading.local()
@@ -74,9 +75,11 @@ class SenderPool(Generic[T]):
         self._sends[self._own.index] += 2
 
     def close(self) -> None:
-        """Send what is scheduled, then end the threads."""
-        for _ in self._threads:
-            self._queue.put(None)
+        """Send what is scheduled, and what is scheduled again meanwhile, then end the threads."""
+        with self._lock:
+            self._ending = True
+            for _ in self._threads:
+                self._queue.put(None)
         for thread in self._threads:
             thread.join(timeout=5.0)
         self._closing.set()
@@ -84,19 +87,24 @@ class SenderPool(Generic[T]):
     def _run(self, index: int) -> None:
         self._own.index = index
         while (request := self._queue.get()) is not None:
-            with self._lock:
-                self._again.discard(request.key)
-            self._sends[index] += 1
-            try:
-                self._send(request)
-            except BaseException:  # a panic of native code too
-                logger.exception("sending a response failed")
-            self._sends[index] += 1
-            with self._lock:
-                request.scheduled = request.key in self._again
-                again = request.scheduled
-            if again:
+            while self._has_another_turn(request, index):
+                pass
+
+    def _has_another_turn(self, request: T, index: int) -> bool:
+        """Send; True where this thread is to send once more: behind the end of the queue nobody would."""
+        with self._lock:
+            self._again.discard(request.key)
+        self._sends[index] += 1
+        try:
+            self._send(request)
+        except BaseException:  # a panic of native code too
+            logger.exception("sending a response failed")
+        self._sends[index] += 1
+        with self._lock:
+            request.scheduled = request.key in self._again
+            if request.scheduled and not self._ending:
                 self._queue.put(request)
+            return request.scheduled and self._ending
 
     def _look(self) -> None:
         while not self._closing.wait(LOOK_PERIOD_S):

@@ -132,21 +132,14 @@ class Stub:
             return
         active = self._read(request, sender, with_todays_names(tensors))
         guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
-        if any(guides):
-            self._enter(active)
-            try:
+        self._enter(active)
+        try:
+            if any(guides):
                 self._guides.ask(guides, partial(self._on_verdicts, active))
-            except RequestError:
-                self._forget(active)
-                raise
-        else:
-            messages = _messages(active, guides)
-            self._enter(active)
-            try:
-                self._send_all(messages)
-            except EngineError:
-                self._forget(active)
-                raise
+            else:
+                self._send_all(active, guides)
+        except BaseException as error:
+            self._give_up(active, error)
         if active.lane is not None:
             self._senders.schedule(active)
 
@@ -159,9 +152,21 @@ class Stub:
             self._admission.leave(len(active.sequences))
             raise
 
-    def _send_all(self, messages: list[bytes]) -> None:
-        for message in messages:
+    def _send_all(self, active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) -> None:
+        for message in _messages(active, guides):
             self._client.send(message)
+
+    def _give_up(self, active: ActiveRequest, error: BaseException) -> None:
+        """End an open request that cannot be sent on. What else ends it at this moment does it in the same way, and so
+        there is one end."""
+        if isinstance(error, EngineError | UnavailableError):
+            failure = _unavailable(error)
+        else:
+            failure = failure_of(error)
+            if not isinstance(error, RequestError):
+                let_end(error)
+                logger.error("a request could not be sent on", exc_info=error)
+        self.end(active, failure)
 
     def _on_verdicts(self, active: ActiveRequest, verdicts: Verdicts | KvforgeError) -> None:
         """Its guides have been judged (on a thread of the judge's, or at once)."""
@@ -176,15 +181,9 @@ class Stub:
             for verdict in verdicts:
                 if verdict is not None:
                     verdict.accepted()
-            self._send_all(_messages(active, [None if v is None else v.to_json() for v in verdicts]))
-        except RequestError as error:
-            self.end(active, failed("refused", error.refusal))
-        except (EngineError, UnavailableError) as error:
-            self.end(active, _unavailable(error))
+            self._send_all(active, [None if v is None else v.to_json() for v in verdicts])
         except BaseException as error:
-            let_end(error)
-            logger.exception("a guided request could not be sent on")
-            self.end(active, failure_of(error))
+            self._give_up(active, error)
 
     def _read(self, request: Any, sender: Any, tensors: dict[str, np.ndarray]) -> ActiveRequest:
         """Raises RequestError for a request that cannot be served as asked."""

@@ -41,7 +41,7 @@ class Answer:
     ended: threading.Event = field(default_factory=threading.Event)
     """The client has its last response."""
     complete: threading.Event = field(default_factory=threading.Event)
-    """The last row or a failure has come."""
+    """The last row or a failure has come, or the answer has ended without."""
     last_asked: float = 0.0
     scheduled: bool = False
     """For the sender pool."""
@@ -68,7 +68,8 @@ class Answer:
 
     def take_failure(self) -> Failure | None:
         """Why the answer ends, once all rows were taken that its client gets."""
-        return None if self.waits else self._failure
+        failure = self._failure  # first: rows may come, and the failure behind them, once none was seen to wait
+        return None if self.waits else failure
 
     def pieces(self) -> Iterator[Piece]:
         """What can be sent now. Raises RequestError where tokens cannot be shown as text."""

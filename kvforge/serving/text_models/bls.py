@@ -180,11 +180,12 @@ class TextServer:
             self._step(self._accept, call)
 
     def close(self) -> None:
-        """Cancel what runs and wait for the threads."""
+        """End what is open, have the engine stop, and wait for the threads."""
         self._admission.close()
         self._closing.set()
-        for key in tuple(self._open):
-            self._link.cancel(key)
+        for answer in tuple(self._open.values()):
+            self._fail(answer, SHUTTING_DOWN)  # first: what the stub says of the cancelled is not for their clients
+            self._link.cancel(answer.key)
         self._lanes.close()
         for call in self._room.guests():
             self._give_up(call, SHUTTING_DOWN)
@@ -389,6 +390,7 @@ class TextServer:
     def _is_over(self, answer: Answer) -> None:
         self._open.pop(answer.key, None)
         answer.ended.set()
+        answer.complete.set()
 
     def _read(self, call: ForwardedRequest) -> None:
         """The request's inputs: those for preprocessing, and those for `tensorrt_llm`. Raises RequestError."""

@@ -1,6 +1,7 @@
 """Sender threads: one that does not come back from tritonserver is noticed, one that is only slow is not."""
 
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -77,3 +78,30 @@ def test_a_send_of_several_responses_says_that_it_goes_on() -> None:
     assert done.wait(60)
     pool.close()
     assert seen == [[3], [5], [7]] and pool._sends == [8]
+
+
+def test_what_is_scheduled_again_while_the_pool_closes_is_sent() -> None:
+    waiting = {0: list(range(5)), 1: list(range(5))}
+    sent: dict[int, list[int]] = {0: [], 1: []}
+    begun, closing = threading.Event(), threading.Event()
+
+    def send(request: Request) -> None:
+        begun.set()
+        assert closing.wait(60)
+        sent[request.key].append(waiting[request.key].pop(0))
+        if waiting[request.key]:
+            pool.schedule(request)
+
+    pool: SenderPool[Request] = SenderPool(send, num_threads=1)
+    first, second = Request(0), Request(1)
+    pool.schedule(first)
+    assert begun.wait(60)
+    pool.schedule(second)
+    closer = threading.Thread(target=pool.close)
+    closer.start()
+    while pool._queue.qsize() < 2:  # the second request, and the end
+        time.sleep(0.001)
+    closing.set()
+    closer.join()
+    assert sent == {0: [0, 1, 2, 3, 4], 1: [0, 1, 2, 3, 4]}
+    assert not first.scheduled and not second.scheduled

@@ -83,6 +83,24 @@ def test_a_failure_comes_behind_what_is_there(tokenizer: Tokenizer) -> None:
     assert answer.take_failure() == SHUTTING_DOWN
 
 
+def test_a_row_that_comes_while_an_end_is_looked_for_comes_before_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, look = Answer(1, None, tokenizer), Answer.waits.fget
+    assert look is not None
+
+    def then_more_comes(of: Answer) -> bool:
+        found = bool(look(of))
+        if not answer.complete.is_set():
+            add(answer, tokenizer.encode("a"))
+            answer.fail(SHUTTING_DOWN)
+        return found
+
+    monkeypatch.setattr(Answer, "waits", property(then_more_comes))
+    assert answer.take_failure() is None
+    assert texts(answer) == ["a"] and answer.take_failure() == SHUTTING_DOWN
+
+
 def test_a_client_that_has_gone_is_sent_nothing_more(tokenizer: Tokenizer) -> None:
     answer = Answer(1, None, tokenizer)
     for token in tokenizer.encode("abc"):

@@ -3,9 +3,11 @@
 import gc
 import itertools
 import json
+import random
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMes
 from kvforge.serving.engine.protocol import BLOB
 from kvforge.serving.options import ModelOptions, write_serve_file
 from kvforge.serving.stub.sender_pool import SenderPool
-from kvforge.serving.text_models.bls import TextServer
+from kvforge.serving.text_models.bls import MAX_PIECES, TextServer
 from kvforge.serving.text_models.lanes import SHORT_BYTES
 from kvforge.serving.triton_config import TritonConfig
 from tests.support.models.checkpoints import write_byte_tokenizer
@@ -217,6 +219,91 @@ def test_tokens_that_come_as_fast_as_they_leave_do_not_hold_up_others(tmp_path: 
     server.close()
     assert other.texts == ["a", "b", "c"]
     assert len(set(endless.texts)) == 1 and endless.error is None
+
+
+def test_who_is_served_when_the_model_is_unloaded_is_told_why_behind_what_there_is(tmp_path: Path) -> None:
+    num_rows = 3 * MAX_PIECES
+    first_left, go_on = threading.Event(), threading.Event()
+
+    class Slow(Sender):
+        def send(self, response: Any = None, flags: int = 0) -> None:
+            first_left.set()
+            assert go_on.wait(60)
+            super().send(response, flags)
+
+    def script(triton: Triton, inputs: dict, say: Say) -> Iterator[SimpleNamespace]:
+        for _ in range(num_rows):
+            say(inputs, [65], 0)
+        wait(lambda: triton.cancelled)
+        go_on.set()
+        yield failed(triton, "cancelled", "the request was cancelled")
+
+    _, server = make_server(tmp_path, script)
+    server._senders = SenderPool(server._send, num_threads=1)
+    sender = Slow()
+    server.execute([make_request(sender)])
+    assert first_left.wait(60)
+    server.close()
+    assert [flags for _, flags in sender.sent] == [0] * num_rows + [FINAL_FLAG]
+    assert "shutting down" in sender.error.message()
+
+
+@pytest.mark.parametrize("interval", [0, 1, 8])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_random_answers_beside_each_other(tmp_path: Path, accumulate: bool, interval: int) -> None:
+    """Rows of all requests in random order from one thread, as the link's, while sender threads take turns: each
+    answer is whole, or ends in its error behind what there was, or in that of a client that has gone; and once."""
+    rng = random.Random(interval)
+
+    class Hasty(Sender):
+        def send(self, response: Any = None, flags: int = 0) -> None:
+            time.sleep(rng.choice((0, 0, 1e-4)))
+            super().send(response, flags)
+
+    ends = ("whole", "failed", "cancelled", "whole")
+    scripts: dict[int, threading.Event] = {}
+    inputs_of: dict[int, dict] = {}
+
+    def script(triton: Triton, inputs: dict, say: Say) -> Iterator[SimpleNamespace]:
+        number = int(inputs["runtime_top_k"][0, 0])
+        inputs_of[number] = inputs
+        assert scripts[number].wait(60)
+        if ends[number] == "whole":
+            yield triton.InferenceResponse([])
+        else:
+            outcome = "lost" if ends[number] == "failed" else "cancelled"
+            yield failed(triton, outcome, f"request {number}")
+
+    triton, server = make_server(tmp_path, script, accumulate, interval)
+    senders = [Hasty() for _ in ends]
+    counts = [rng.randrange(2 * MAX_PIECES, 5 * MAX_PIECES) for _ in ends]
+    scripts.update((number, threading.Event()) for number in range(len(ends)))
+    top_k = [np.array([[number]], np.int32) for number in range(len(ends))]
+    server.execute([make_request(sender, top_k=k) for sender, k in zip(senders, top_k, strict=True)])
+    wait(lambda: len(inputs_of) == len(ends))
+    order = [number for number, count in enumerate(counts) for _ in range(count)]
+    rng.shuffle(order)
+    left = list(counts)
+    for number in order:
+        left[number] -= 1
+        is_last = not left[number] and ends[number] == "whole"
+        triton.say(inputs_of[number], [65 + number], SEQUENCE_END | REQUEST_END if is_last else 0)
+        if not left[number]:
+            scripts[number].set()
+    wait(lambda: server._admission.num_open == 0)
+    assert server._open == {}
+    server.close()
+    for number, (end, sender) in enumerate(zip(ends, senders, strict=True)):
+        assert [flags for _, flags in sender.sent].index(FINAL_FLAG) == len(sender.sent) - 1
+        responses = [response for response, _ in sender.sent if response.error() is None]
+        pieces = [response.output_tensors()[0].as_numpy().item().decode() for response in responses]
+        letter = server._tokenizer.decode([65 + number])
+        text = (pieces or [""])[-1] if accumulate else "".join(pieces)
+        assert text == letter * (len(text) // len(letter)), "its own tokens alone"
+        assert (len(text) == counts[number] * len(letter)) or (end == "cancelled")
+        assert (sender.error is None) == (end == "whole")
+        if end != "whole":
+            assert sender.error.message() == f"request {number}"
 
 
 def test_an_error_behind_a_response_arrives_behind_it(tmp_path: Path) -> None:
