@@ -1,4 +1,9 @@
-"""What a format loses of a model whose channels, keys and values have outliers, beside the same model without them."""
+"""What a format loses of a model whose channels, keys and values have outliers, beside the same model without them.
+
+Outliers of another size make all roundings other ones, of a first token's keys too, which every text has and every
+token attends to. So what a cache loses is the mean over several sizes: with one of them alone e4m3 loses 0.6 to 3.5
+times as much as without.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +14,7 @@ from torch import Tensor
 
 from kvforge.compiler.options import BuildOptions
 from kvforge.tokenization.calibration import calibration_samples
-from tests.support.models.outliers import with_outliers
+from tests.support.models.outliers import HEAD_SIZES, with_outliers
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
@@ -18,20 +23,22 @@ CACHES = ("fp8", "int8", "k8v4", "int4", "kivi4", "kivi3", "kivi2")
 WEIGHTS = ("int8", "int4", "int4_scales", "int4_zeros")
 MOST = 2.0
 """How many times as much KL a format may lose with outliers as without."""
-EXCEPTIONS: dict[str, float] = {"fp8": 5.2, "int8": 4.5}
-"""Caches that lose more, and the most they may, half as much again as was measured (up to 3.5 and 3.0 times, by the
-texts): a token's scale is that of its largest number, which is eight times as large here, and heads are not rotated."""
+EXCEPTIONS: dict[str, float] = {"int8": 4.7}
+"""Caches that lose more, and the most they may, half as much again as was measured: a token's scale is that of its
+largest number, which is eight times as large here, heads are not rotated, and int8 has no finer steps near zero."""
 FLOAT32 = 1e-6
 """Nats a token between a model and itself with outliers: of float32's rounding, thousandths of what int8 loses."""
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return TEACHER, with_outliers(TEACHER, tmp_path_factory.mktemp("outliers") / "model")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The one without outliers, and one for each size of them."""
+    folder = tmp_path_factory.mktemp("outliers")
+    return [TEACHER, *(with_outliers(TEACHER, folder / f"{size:.2f}", size) for size in HEAD_SIZES)]
 
 
 @pytest.fixture(scope="module")
-def exact(models: tuple[Path, Path], full: bool) -> list[list[Tensor]]:
+def exact(models: list[Path], full: bool) -> list[list[Tensor]]:
     return [log_probs(path, full, dtype="float32") for path in models]
 
 
@@ -50,24 +57,27 @@ def kl(exact: list[Tensor], found: list[Tensor]) -> Tensor:
 
 
 def test_the_model_stays_the_same(exact: list[list[Tensor]]) -> None:
-    assert abs(kl(*exact).mean()) < FLOAT32
+    assert all(abs(kl(exact[0], other).mean()) < FLOAT32 for other in exact[1:])
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_cache(cache: str, models: tuple[Path, Path], exact: list[list[Tensor]], full: bool) -> None:
+def test_a_cache(cache: str, models: list[Path], exact: list[list[Tensor]], full: bool) -> None:
     check(cache, models, exact, full, dtype="float32", kv_dtype=cache)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_weights(weights: str, models: tuple[Path, Path], exact: list[list[Tensor]], full: bool) -> None:
-    check(f"{weights} weights", models, exact, full, dtype="bfloat16", weight_dtype=weights, calibration="none")
+def test_weights(weights: str, models: list[Path], exact: list[list[Tensor]], full: bool) -> None:
+    check(f"{weights} weights", models[:2], exact[:2], full, dtype="bfloat16", weight_dtype=weights, calibration="none")
 
 
-def check(name: str, models: tuple[Path, Path], exact: list[list[Tensor]], full: bool, **options: Any) -> None:
-    of_texts = [kl(one, log_probs(path, full, **options)) for one, path in zip(exact, models, strict=True)]
-    without, lost = (float(each.mean()) for each in of_texts)
-    drawn = torch.randint(len(of_texts[0]), (2000, len(of_texts[0])), generator=torch.Generator().manual_seed(0))
+def check(name: str, models: list[Path], exact: list[list[Tensor]], full: bool, **options: Any) -> None:
+    each = zip(exact, models, strict=True)
+    of_models = torch.stack([kl(one, log_probs(path, full, **options)) for one, path in each])
+    of_sizes = of_models[1:].mean(1) / of_models[0].mean()
+    of_texts = torch.stack((of_models[0], of_models[1:].mean(0)))
+    without, lost = of_texts.mean(1).tolist()
+    drawn = torch.randint(of_texts.shape[1], (2000, of_texts.shape[1]), generator=torch.Generator().manual_seed(0))
     low, high = (of_texts[1][drawn].mean(1) / of_texts[0][drawn].mean(1)).quantile(torch.tensor([0.025, 0.975]))
     print(f"\n{name}: {without:.3g} nats, with outliers {lost:.3g}, {lost / without:.2f} times as much, 95% interval "
-          f"over texts {low:.2f} to {high:.2f}")  # fmt: skip
+          f"over texts {low:.2f} to {high:.2f}, by size {of_sizes.min():.2f} to {of_sizes.max():.2f}")  # fmt: skip
     assert 0 < lost < EXCEPTIONS.get(name, MOST) * without
