@@ -95,8 +95,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         "weight_bits": {
             "type": float,
             "metavar": "BITS",
-            "help": "weights in 4 bits: so many bits a weight on average at most, more than 4 and less than 8; layers where "
-            "4 bits lose most are int8, chosen by the calibration text (default: all layers in 4 bits)",
+            "help": "weights in 4 bits: so many bits a weight on average at most, more than 4 and less than 8; layers "
+            "where 4 bits lose most are int8, chosen by the calibration text (default: all layers in 4 bits)",
         },
     }  # fmt: skip
 

@@ -76,8 +76,8 @@ class Subject:
         least = weight_bits(self.model, step_weight_bytes(self.model, self.weight_dtype))
         if not least <= bits < 8:
             raise KvforgeError(
-                f"--weight-bits is {bits:g}, and {self.weight_dtype} weights of {self.name} have {least:.2f} bits; give "
-                "so many or more, and less than 8."
+                f"--weight-bits is {bits:g}, and {self.weight_dtype} weights of {self.name} have {least:.2f} bits; "
+                "give so many or more, and less than 8."
             )
         return dataclasses.replace(self, weight_bits=bits)
 
