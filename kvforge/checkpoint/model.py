@@ -98,7 +98,7 @@ def check_has_no_states(checkpoint: Checkpoint) -> None:
     if kind is not None:
         raise CheckpointError(
             f"{checkpoint.path} has {kind.title}, for which kvforge calibrates no codes, predictors, scorers or draft "
-            "heads; build an engine of it as it is, or distil it."
+            "heads; build an engine of it as it is."
         )
 
 

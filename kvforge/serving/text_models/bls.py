@@ -263,6 +263,8 @@ class TextServer:
         self._open[answer.key] = answer
         responses: Any = ()
         try:
+            if self._closing.is_set():  # `close` may have looked for open answers before
+                raise FailedError(SHUTTING_DOWN)
             responses = call.exec(decoupled=True)
             for response in responses:
                 failure = self._failure_in(response)
@@ -274,7 +276,7 @@ class TextServer:
                 self._fail(answer, Failure("failed", "the engine ended the request without an answer; send it again"))
         except BaseException as error:
             self._link.cancel(answer.key)
-            self._fail(answer, failure_of(error))
+            self._fail(answer, error.failure if isinstance(error, FailedError) else failure_of(error))
             for _ in responses:  # Triton forgets the call only when its last response was taken
                 pass
         self._ended.put((time.monotonic(), responses))

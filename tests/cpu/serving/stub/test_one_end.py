@@ -13,6 +13,7 @@ import pytest
 from kvforge.common.errors import EngineError
 from kvforge.serving.contract.failures import CANCELLED, SHUTTING_DOWN, past_deadline
 from kvforge.serving.contract.request import GenerationRequest
+from kvforge.serving.contract.text_rows import REQUEST_END, RowMessage
 from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.admission import Admission
@@ -51,6 +52,17 @@ class Sender:
         return False
 
 
+class Links:
+    """The text model's end: all rows that came, by request."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[tuple[int, list[int]]]] = {}
+
+    def send(self, lane: int, rows: RowMessage) -> None:
+        for key, _, flags, tokens, _, _ in rows.rows:
+            self.rows.setdefault(key, []).append((flags, tokens))
+
+
 PB = SimpleNamespace(
     TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
     Tensor=lambda name, array: SimpleNamespace(name=name, array=array),
@@ -75,13 +87,15 @@ def make_stub(send: Callable[[bytes], None] = lambda message: None) -> Stub:
     stub._metrics = SimpleNamespace(  # type: ignore[assignment]
         answered=lambda *a: None, count=lambda outcome: None, engine_ended=lambda: None
     )
+    stub._link_lock, stub._links = threading.Lock(), Links()  # type: ignore[assignment]
     stub._client = SimpleNamespace(send=send, abort=lambda engine_id: None)  # type: ignore[assignment]
     stub._senders = SenderPool(stub._send)
     return stub
 
 
-def make_active(key: int, sender: Sender) -> ActiveRequest:
-    return ActiveRequest(key, "", sender, [GenerationRequest([1], True, True)], OUTPUTS)
+def make_active(key: int, sender: Sender, lane: int | None = None) -> ActiveRequest:
+    prompts = [GenerationRequest([1], True, True)]
+    return ActiveRequest(key, "", sender, prompts, OUTPUTS, lane=lane, errors_as_tensors=lane is not None)
 
 
 def test_an_engine_lost_while_a_request_is_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +121,12 @@ def test_an_engine_lost_while_a_request_is_sent_to_it(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_ends_requests_at_once(seed: int) -> None:
-    """Tokens by a reader; cancellations, deadlines, stops, and questions by others; at last a drain."""
+    """Tokens by a reader, for clients and for a text model; cancellations, deadlines, stops, and questions by others;
+    at last a drain."""
     rng = random.Random(seed)
     stub = make_stub()
     senders = [Sender(lambda: time.sleep(rng.choice((0, 0, 1e-4)))) for _ in range(12)]
-    actives = [make_active(key, sender) for key, sender in enumerate(senders)]
+    actives = [make_active(key, sender, 0 if key % 2 else None) for key, sender in enumerate(senders)]
     for active in actives:
         stub._enter(active)
     lengths = [rng.randrange(1, 60) for _ in actives]
@@ -153,6 +168,11 @@ def test_whatever_ends_requests_at_once(seed: int) -> None:
     assert len(stub._requests) == stub._admission.num_open == 0
     for active, sender, length in zip(actives, senders, lengths, strict=True):
         assert (sender.ends, sender.misuse) == (1, [])
-        assert sender.ids == list(range(len(sender.ids))) and len(sender.ids) <= length
-        assert sender.errors or active.was_stopped or len(sender.ids) == length
+        rows = stub._links.rows.get(active.key, [])  # type: ignore[attr-defined]
+        is_text = active.lane is not None
+        ids = [i for _, tokens in rows for i in tokens] if is_text else sender.ids
+        has_failed = REQUEST_END not in [flags & REQUEST_END for flags, _ in rows] if is_text else bool(sender.errors)
+        assert ids == list(range(len(ids))) and len(ids) <= length
+        assert has_failed or active.was_stopped or len(ids) == length
+        assert not any(flags & REQUEST_END for flags, _ in rows[:-1])
     assert np.all([not active.scheduled for active in actives])

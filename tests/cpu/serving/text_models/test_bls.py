@@ -248,6 +248,17 @@ def test_who_is_served_when_the_model_is_unloaded_is_told_why_behind_what_there_
     assert "shutting down" in sender.error.message()
 
 
+def test_who_has_a_thread_once_the_model_is_being_unloaded_is_told_why(tmp_path: Path) -> None:
+    _, server = make_server(tmp_path, three_pieces(tmp_path))
+    server._closing.set()
+    sender = Sender()
+    server.execute([make_request(sender)])
+    wait(lambda: server._admission.num_open == 0)
+    server.close()
+    assert server._open == {}
+    assert len(sender.sent) == 1 and "shutting down" in sender.error.message()
+
+
 @pytest.mark.parametrize("interval", [0, 1, 8])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_random_answers_beside_each_other(tmp_path: Path, accumulate: bool, interval: int) -> None:
