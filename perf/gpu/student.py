@@ -22,26 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.data import load_data
 from kvforge.distill.packing import DataSettings, PackedData
-from kvforge.distill.trained_parameters import is_trained
-from kvforge.evaluation.documents import text_documents
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
+from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.tokenization.chat_template import ChatTemplate
 from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_prepared, synchronize
-from perf.gpu.student_files import PLACE, WEIGHTS, Files
+from perf.gpu.student_files import PLACE, Files
 from perf.gpu.student_tiny import tiny_files
 from perf.harness.command import run_main
 from perf.harness.files import append, read_json, read_lines, write_json
 from perf.harness.options import option, positive_float
 from perf.real_model.closeness import means
-from perf.real_model.outputs import closeness, sums_of
+from perf.real_model.recovery import WEIGHTS, is_new, part_ends, recovered, save_trained, student_rows
 from perf.real_model.sampled import as_transformers, draw_answers
 
 DISTILL = DistillConfig(length=1024, batch_size=64, micro_batch=8, lr=1e-3)
@@ -121,7 +119,8 @@ class Run:
             found |= self._distil(model, data)
         with self.stage("evaluation after"):
             self.report["after"] = self._evaluate(model, self.sizes.many)
-            self.report["recovered"] = recovered(self.report["before"], self.report["after"])
+            first, last = (means(self.report[when])[0] for when in ("before", "after"))
+            self.report["recovered"] = recovered(first, last)
 
     def _rewire(self) -> None:
         if not self.rewired.exists():
@@ -174,10 +173,9 @@ class Run:
         """Train in parts, evaluating after each, as long as the time holds the next."""
         config, training = self._planned(model, data), self.work / "training"
         total = config.max_steps or 1
-        ends = sorted({-(-total * part // self.sizes.num_parts) for part in range(1, self.sizes.num_parts + 1)})
         seen = [row["step"] for row in self.report["curve"]]
         state, part_s = None, 0.0
-        for end in ends:
+        for end in part_ends(total, self.sizes.num_parts):
             if end in seen and end != total:
                 continue
             if state is not None and time.monotonic() + part_s > self.deadline:
@@ -194,7 +192,7 @@ class Run:
         """Return the configuration with the steps that the time holds, measured in a run that is thrown away."""
         plan, config = self.work / "plan.json", replace(self.sizes.distill, device=self.options.device)
         if not plan.exists():
-            first = {name: p.detach().clone() for name, p in model.named_parameters() if _is_new(name, model)}
+            first = {name: p.detach().clone() for name, p in model.named_parameters() if is_new(name, model)}
             probe, seconds = self.work / "probe", []
             shutil.rmtree(probe, ignore_errors=True)
             steps = replace(config, max_steps=1 + self.sizes.probe_steps)
@@ -208,10 +206,7 @@ class Run:
 
     def _keep(self, model: SwiftKVForCausalLM, progress: dict[str, Any]) -> None:
         """Write the trained weights, and the point of the curve that a part has reached."""
-        weights = {
-            name: p.detach().to("cpu", torch.bfloat16) for name, p in model.named_parameters() if _is_new(name, model)
-        }
-        save_file(weights, (self.options.json.parent if self.options.json else self.work) / WEIGHTS)
+        save_trained(model, (self.options.json.parent if self.options.json else self.work) / WEIGHTS)
         rows = self._evaluate(model, self.sizes.few)
         row = {name: progress[name] for name in ("step", "tokens", "seconds")}
         row |= {
@@ -223,39 +218,12 @@ class Run:
         self.write()
         print(json.dumps(row), flush=True)
 
-    @torch.inference_mode()
     def _evaluate(self, model: SwiftKVForCausalLM, num_documents: int) -> list[dict[str, Any]]:
         """Return a row of closeness for each kind of held-out text."""
-        device, config = self.options.device, self.sizes.distill
         tokenizer = Tokenizer.from_dir(self.rewired)
         assert tokenizer is not None
-        rows = []
-        for file in self.files.held_out:
-            documents, sums = text_documents(file, tokenizer, num_documents, config.length), []
-            for document in documents:
-                ids = torch.tensor(document, device=device)
-                layout = make_layout(model.sizes, len(document), device=device)
-                with torch.autocast(device, torch.bfloat16):
-                    hidden = model.model.lower(ids[None], layout)
-                    teacher, student = (model.model.upper(hidden, layout, which)[0][0] for which in (True, False))
-                    sums.append(sums_of(student, teacher, model.head, ids))
-            rows.append({"name": "student", "kind": file.stem, **closeness(sums, documents)})
-        return rows
-
-
-def _is_new(name: str, model: SwiftKVForCausalLM) -> bool:
-    return is_trained(name, model.sizes.cut, "partial")
-
-
-def recovered(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return which share of the damage is gone, of means over kinds of text, and the perplexity left, the teacher's
-    being 1. The damage of ``kl`` is the KL itself, that of ``agreement`` what lacks to 1."""
-    first, last = means(before)[0], means(after)[0]
-    return {
-        "kl": 1 - last["kl"] / first["kl"],
-        "agreement": 1 - (1 - last["agreement"]) / (1 - first["agreement"]),
-        "perplexity": last["perplexity"],
-    }
+        length, device = self.sizes.distill.length, self.options.device
+        return student_rows(model, tokenizer, self.files.held_out, num_documents, length, device)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
 from perf.harness.engines import ROOT
+from perf.real_model.recovery import WEIGHTS
 
 PLACE = ROOT / "runs" / "real-model"
 """Where docs/real-model.md puts the GGUF file, as its only one, and the folder ``texts``."""
-WEIGHTS = "student.safetensors"
-"""The weights that distillation trains, in bf16."""
 
 
 @dataclass(frozen=True)

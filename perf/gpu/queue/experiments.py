@@ -67,7 +67,7 @@ EXPERIMENTS = (
         "perf.gpu.student", ("--smollm2", "{carried}/smollm2", "--seconds", "505"), ("--tiny",),
         (
             "perf/gpu/student.py", "perf/gpu/student_*.py", "perf/real_model/sampled.py", "perf/real_model/outputs.py",
-            *_DISTILLATION,
+            "perf/real_model/recovery.py", *_DISTILLATION,
         ),
         carried=("smollm2", "gguf"),
     ),

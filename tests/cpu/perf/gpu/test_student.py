@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from kvforge.checkpoint.model import open_model
 from kvforge.common.errors import KvforgeError
 from perf.gpu import student
-from perf.gpu.student import TINY, Run, recovered
-from perf.gpu.student_files import WEIGHTS, Files
+from perf.gpu.student import TINY, Run
+from perf.gpu.student_files import Files
 from perf.gpu.student_tiny import tiny_files
 from perf.real_model.assemble import assemble
+from perf.real_model.closeness import means
+from perf.real_model.recovery import WEIGHTS, recovered
 from tests.support.models.distillation import load_with_teacher
 
 
@@ -43,7 +45,7 @@ def test_the_report_says_what_was_done(whole: Run) -> None:
     assert stages["load"]["data"]["num_samples"] > 6 and not stages["load"]["started_from_weights"]
     assert [row["step"] for row in report["curve"]] == [2, 4] and stages["distillation"]["steps"] == 4
     assert [row["kind"] for row in report["before"]] == [row["kind"] for row in report["after"]] == ["one", "two"]
-    assert report["recovered"] == recovered(report["before"], report["after"])
+    assert report["recovered"] == recovered(*(means(report[when])[0] for when in ("before", "after")))
     assert len((whole.work / "training/metrics.csv").read_text().splitlines()) == 5
 
 
@@ -102,9 +104,8 @@ def test_what_is_recovered_counts_kinds_alike() -> None:
         values = {name: {"value": value} for name, value in found.items()}
         return [{"name": "student", "kind": kind, **values} for kind in ("x", "y")]
 
-    assert recovered(rows(2.0, 0.2, 110.0), rows(0.5, 0.9, 12.0)) == pytest.approx(
-        {"kl": 0.75, "agreement": 0.875, "perplexity": 1.2}
-    )
+    first, last = (means(found)[0] for found in (rows(2.0, 0.2, 110.0), rows(0.5, 0.9, 12.0)))
+    assert recovered(first, last) == pytest.approx({"kl": 0.75, "agreement": 0.875, "perplexity": 1.2})
 
 
 def test_missing_files_are_named(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
