@@ -76,8 +76,9 @@ WATCH_PERIOD_S, MAX_LOOKS = 0.05, 10
 MAX_PIECES = 16
 """Responses of one request that leave in a turn of a sender thread's: an engine that makes tokens faster than they
 leave would keep the thread with one request, and the others would wait for its end."""
-LATE_S = 10.0
-"""Behind the end of a call its last tokens are not waited for longer."""
+LATE_S = 60.0
+"""Behind the end of a call its last tokens are not waited for longer. They come on a connection of their own, and where
+every core is busy many seconds later: 10 s were not enough."""
 LINGER_S = 15.0
 """For so long the responses of an ended call are kept. Taking the last one makes a thread of Triton's, which does not
 hold the interpreter's lock, let go of them all: were it the last holder, it would free Python objects without the lock
