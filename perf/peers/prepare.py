@@ -69,14 +69,12 @@ def _link_for_llama(file: Path, target: Path) -> Path:
 
 def _write_hf_model(checkpoint: Path, model: Path) -> None:
     """In bf16, with the tokenizer of ``checkpoint``, or one of as many tokens where it has none."""
-    if checkpoint.is_file():
-        _write_in_bf16(checkpoint, model)
-    elif not (checkpoint / "tokenizer.json").is_file():
+    if checkpoint.is_dir() and not (checkpoint / "tokenizer.json").is_file():
         _write_random_model(checkpoint, model)
-    elif _is_in_bf16(config := json.loads((checkpoint / "config.json").read_text())):
+    elif checkpoint.is_dir() and _is_in_bf16(config := json.loads((checkpoint / "config.json").read_text())):
         _link_weights(checkpoint, model)
-        _write_config(config, model)
         copy_files(checkpoint, model)
+        _write_config(config, model)
     else:
         _write_in_bf16(checkpoint, model)
 

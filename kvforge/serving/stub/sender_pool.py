@@ -87,10 +87,10 @@ class SenderPool(Generic[T]):
     def _run(self, index: int) -> None:
         self._own.index = index
         while (request := self._queue.get()) is not None:
-            while self._has_another_turn(request, index):
+            while self._take_turn(request, index):
                 pass
 
-    def _has_another_turn(self, request: T, index: int) -> bool:
+    def _take_turn(self, request: T, index: int) -> bool:
         """Send; True where this thread is to send once more: behind the end of the queue nobody would."""
         with self._lock:
             self._again.discard(request.key)

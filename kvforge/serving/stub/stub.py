@@ -340,7 +340,7 @@ class Stub:
                 self._send_rows([active])
             else:
                 for chunk in active.take():
-                    if active.has_failed:  # a client that has gone is sent nothing more
+                    if active.has_failed:  # such as that its client has gone: nothing more but its end
                         break
                     self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
                     self._senders.goes_on()
