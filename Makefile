@@ -35,7 +35,7 @@ quick: $(DEV)
 
 test: $(DEV)
 	$(BIN)/python -m tests.support.models.shelf
-	$(PYTEST) tests
+	$(PYTEST) tests --weekly
 
 test-full: $(DEV)
 	$(PYTEST) tests --full --timeout 3600

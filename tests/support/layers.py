@@ -1,4 +1,4 @@
-"""Which tests run, and in which order: markers by folder, ``--quick``, and the longest file first.
+"""Which tests run, and in which order: markers by folder, ``--quick``, ``--weekly``, and the longest file first.
 
 ``tests/durations.json`` has the seconds of files and of their longer tests, as measured on one machine (it says which):
 core time or wall clock, whichever is more. Only their proportions matter. ``python -m tests.support.layers LEDGER``
@@ -6,6 +6,7 @@ writes those of the files that the ledger of a run has, and leaves the others as
 """
 
 import json
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -14,14 +15,19 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import read
-from tests.support.random_cases import cases_of_day
+from tests.support.random_cases import in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 LONG_S = 0.2
 """From here on a test is left out of ``--quick``, and those that share a fixture that takes so long."""
 CASES = 6
-"""So many cases of a test function belong to ``--quick``, half of them others on each day."""
+"""So many cases of a test function belong to ``--quick``, others on each day."""
+DAYS = 7
+"""Within so many days ``--weekly`` runs each case."""
+DAILY_S = 2.0
+"""Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
+Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
 """The fixture of compiled engines, which such a run does without."""
 
@@ -59,6 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"no test that takes {LONG_S} s, {CASES} cases of each, no compiled engine, no kernels",
     )
+    parser.addoption(
+        "--weekly",
+        action="store_true",
+        help=f"of a test whose cases take more than {DAILY_S:g} s, a part on each day: all within {DAYS} days",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,11 +91,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(layer_of(files[item]))
     if config.getoption("--quick"):
         quick = [item for item in items if _is_quick(item, durations.get(files[item], {}))]
-        quick = few_cases(quick, config.getoption("--day"))
-        config.hook.pytest_deselected(items=list(set(items).difference(quick)))
-        items[:] = quick
-    seconds = {file: sum(each for name, each in found.items() if name[:1] != "@") for file, found in durations.items()}
-    items.sort(key=lambda item: -seconds.get(files[item], 0.0))
+        _keep(items, few_cases(quick, config.getoption("--day")))
+    if config.getoption("--weekly") and not config.getoption("--full"):
+        _keep(items, cases_of_the_week(items, config.getoption("--day"), durations))
+    seconds = {file: found.get("", 0.0) for file, found in durations.items()}
+    for item in items:
+        seconds[files[item]] = seconds.get(files[item], 0.0) + _seconds(item, durations)
+    items.sort(key=lambda item: -seconds[files[item]])
+
+
+def _keep(items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    if deselected := list(set(items).difference(kept)):
+        items[0].config.hook.pytest_deselected(items=deselected)
+    items[:] = kept
+
+
+def _seconds(item: pytest.Item, durations: Durations) -> float:
+    """Those of one test; 0 for one that is short or new."""
+    file, _, name = item.nodeid.partition("::")
+    return durations.get(file, {}).get(name, 0.0)
 
 
 def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
@@ -96,14 +121,29 @@ def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
 
 def few_cases(items: list[pytest.Item], day: int) -> list[pytest.Item]:
     """Those of the day of each function's cases: ``CASES``, or all where the cases are files of the repository."""
+    few: list[pytest.Item] = []
+    for function, cases in _by_function(items).items():
+        count = len(cases) if layer_of(function.partition("::")[0]) == "docs" else CASES
+        few += [cases[index] for index in in_turn(day, count, len(cases))]
+    return few
+
+
+def cases_of_the_week(items: list[pytest.Item], day: int, durations: Durations) -> list[pytest.Item]:
+    """All tests but of each function whose cases take more than ``DAILY_S`` together; of those the day's cases."""
+    chosen: list[pytest.Item] = []
+    for cases in _by_function(items).values():
+        seconds, count = sum(_seconds(case, durations) for case in cases), len(cases)
+        if seconds > DAILY_S:
+            count = max(math.ceil(count / DAYS), math.ceil(count * DAILY_S / seconds))
+        chosen += [cases[index] for index in in_turn(day, count, len(cases))]
+    return chosen
+
+
+def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
-    few: list[pytest.Item] = []
-    for function, cases in functions.items():
-        count = len(cases) if layer_of(function.partition("::")[0]) == "docs" else CASES
-        few += [cases[index] for index in cases_of_day(day, count, len(cases))]
-    return few
+    return functions
 
 
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

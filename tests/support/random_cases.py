@@ -12,7 +12,13 @@ Seeds = Callable[[int, int], list[int]]
 def pytest_addoption(parser: pytest.Parser) -> None:
     today = int(time.time() // DAY_S)
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
-    parser.addoption("--day", type=int, default=today, help="days since 1970: which random cases are run; today's")
+    parser.addoption(
+        "--day",
+        type=int,
+        default=today,
+        help="days since 1970: which random cases are run; today's. -1: those of every day alone, which must do for "
+        "all that tests assert to have met",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -20,14 +26,19 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"random cases: {which}"
 
 
+def in_turn(day: int, count: int, total: int) -> Iterator[int]:
+    """Yield ``count`` of the numbers 0 to ``total`` - 1, the next ones each day, until all have been there."""
+    for index in range(min(count, total)):
+        yield (day * count + index) % total
+
+
 def cases_of_day(day: int, count: int, total: int) -> Iterator[int]:
     """Yield ``count`` of the seeds 0 to ``total`` - 1: the first half the same each day, so that what a test must meet
-    is met; of the others some, until all have been there."""
+    is met; of the others some in turn, or none on a day before the first."""
     same = (count + 1) // 2 if count < total else total
-    count = min(count, total)
     yield from range(same)
-    for index in range(count - same):
-        yield same + (day * (count - same) + index) % (total - same)
+    if day >= 0:
+        yield from (same + index for index in in_turn(day, count - same, total - same))
 
 
 @pytest.fixture(scope="session")

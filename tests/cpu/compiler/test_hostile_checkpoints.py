@@ -79,4 +79,4 @@ def test_every_mutation_is_refused_or_generates(family: str, attacker: Attacker,
         refused += bool(built)
         if not built and generated:
             assert "logits are not finite" in generated and row["what"].startswith("weights: value"), row
-    assert refused and (len(numbers) < 1000 or 300 < refused <= 950)  # of few cases all may be refused
+    assert len(numbers) < 1000 or 300 < refused <= 950  # of few cases all may be refused, or none

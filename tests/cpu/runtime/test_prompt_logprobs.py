@@ -124,7 +124,7 @@ def test_random_schedules(name: str, seeds: Seeds) -> None:
                 if given:
                     expected.check(given[0], request.prompt, count)
                     num_checked += 1
-    assert num_checked > 60
+    assert num_checked > 40
     assert num_preempted > 2
 
 
