@@ -57,9 +57,9 @@ from kvforge.serving.server.options import ServerOptions
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 from kvforge.serving.server.start_errors import PortTakenError, StartBrokeOffError, StartCancelled, did_not_start
-from kvforge.serving.server.stub_waits import with_stub_waits
 from kvforge.serving.server.triton_addresses import FRONTENDS, address_arguments
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
+from kvforge.serving.server.triton_waits import with_waits
 
 logger = logging.getLogger("kvforge.serve")
 
@@ -189,7 +189,7 @@ class TritonServer:
             resources = ServerResources(os.getpid(), run_dir, self._shm_prefix)
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],
-                env=with_stub_waits(triton.environment() | resources.environment(), run_dir),
+                env=with_waits(triton.environment() | resources.environment(), run_dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
-"""Keeps tritonserver from taking a request back from a model's process that was paused or is short of CPU time.
+"""Lets tritonserver wait where it loses requests and responses instead, by a library that is preloaded into it.
 
-Triton's Python backend does so after a second, and one of the two processes crashes (stub_waits.cpp).
+stub_waits.cpp: for a model's process that was paused or is short of CPU time; one of the two crashes otherwise.
+http_waits.cpp: for its own threads of HTTP; an answer stops short or never ends otherwise.
 """
 
 import logging
@@ -12,10 +13,13 @@ from pathlib import Path
 
 from kvforge.common.cxx import cxx, find_cxx
 from kvforge.serving.processes.run_dir import HUNG_AFTER_S
+from kvforge.serving.stub.sender_pool import HUNG_S
 
 logger = logging.getLogger("kvforge.serve")
 
-SOURCE = Path(__file__).with_name("stub_waits.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("stub_waits.cpp", "http_waits.cpp"))
+HTTP_PATIENCE_S = HUNG_S - 2
+"""A model's process that waits for longer with its response ends."""
 PRELOAD = "LD_PRELOAD"
 COMPILE_TIMEOUT_S = 60.0
 _IS_HIDDEN = (sys.executable, "-I", "-S", "-c", f"import os; raise SystemExit({PRELOAD!r} in os.environ)")
@@ -23,10 +27,10 @@ _IS_HIDDEN = (sys.executable, "-I", "-S", "-c", f"import os; raise SystemExit({P
 a folder that is mounted noexec or has a colon in its name, a compiler for another machine."""
 
 
-def with_stub_waits(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+def with_waits(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return `environment` for tritonserver, with a library that is compiled into `folder`; as it was where that fails,
     which is logged."""
-    library = folder / "stub_waits.so"
+    library = folder / "triton_waits.so"
     try:
         failure = _failure(library)
     except OSError as error:
@@ -36,7 +40,7 @@ def with_stub_waits(environment: Mapping[str, str], folder: Path) -> dict[str, s
     if failure is None:
         others = [environment[PRELOAD]] if environment.get(PRELOAD) else []
         return {**environment, PRELOAD: ":".join([str(library), *others])}
-    logger.warning("tritonserver may crash after a pause of a second: %s", failure)
+    logger.warning("tritonserver may crash after a pause of a second, and lose responses over HTTP: %s", failure)
     return dict(environment)
 
 
@@ -44,11 +48,11 @@ def _failure(library: Path) -> str | None:
     """Compile `library`; return why it cannot be preloaded, or None."""
     if (path := find_cxx()) is None:
         return f"there is no {cxx()!r}"
-    patience = f"-DPATIENCE_S={HUNG_AFTER_S:.0f}"
-    compiled = _run(path, "-shared", "-fPIC", "-O1", patience, "-o", str(library), str(SOURCE), "-ldl")
+    patience = (f"-DPATIENCE_S={HUNG_AFTER_S:.0f}", f"-DHTTP_PATIENCE_S={HTTP_PATIENCE_S:.0f}")
+    compiled = _run(path, "-shared", "-fPIC", "-O1", *patience, "-o", str(library), *map(str, SOURCES), "-ldl")
     if compiled.returncode:
         said = compiled.stderr.decode(errors="replace").strip().splitlines()
-        return f"{SOURCE.name} did not compile ({(said or ['no message'])[-1]})"
+        return f"{' and '.join(source.name for source in SOURCES)} did not compile ({(said or ['no message'])[-1]})"
     library.chmod(0o700)
     if _run(*_IS_HIDDEN, preload=str(library)).returncode:
         return f"{library}, which {path} made, cannot be preloaded"
