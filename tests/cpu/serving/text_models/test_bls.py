@@ -1,8 +1,6 @@
-"""The text server behind `ensemble` and `tensorrt_llm_bls`, with a Triton and a stub that answer from a list."""
+"""The text server behind `ensemble` and `tensorrt_llm_bls`: what it answers."""
 
 import gc
-import itertools
-import json
 import random
 import threading
 import time
@@ -16,164 +14,23 @@ import numpy as np
 import pytest
 
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage, read_rows
-from kvforge.serving.engine.protocol import BLOB
-from kvforge.serving.options import ModelOptions, write_serve_file
-from kvforge.serving.stub.sender_pool import SenderPool
-from kvforge.serving.text_models.bls import MAX_PIECES, TextServer
+from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END
+from kvforge.serving.text_models.bls import MAX_PIECES
 from kvforge.serving.text_models.lanes import SHORT_BYTES
-from kvforge.serving.triton_config import TritonConfig
-from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
-
-FINAL_FLAG = 1
-LIMIT_US = 60_000_000
-
-
-class Tensor:
-    def __init__(self, name: str, array: np.ndarray) -> None:
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._array
-
-
-class Triton:
-    """triton_python_backend_utils; `script(triton, inputs, say)` makes the engine's responses, and says rows."""
-
-    Tensor = Tensor
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL_FLAG
-
-    class TritonError:
-        INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = range(4)
-
-        def __init__(self, message: str, code: int) -> None:
-            self.message_, self.code_ = message, code
-
-        def message(self) -> str:
-            return self.message_
-
-        def code(self) -> int:
-            return self.code_
-
-    def __init__(self, script: Any) -> None:
-        self.script, self.calls = script, []
-        self.say: Any = None
-        self.cancelled: list[int] = []
-        self.told_open: list[int] = []
-
-    def InferenceResponse(self, output_tensors: list[Tensor], error: Any = None) -> SimpleNamespace:
-        return SimpleNamespace(
-            output_tensors=lambda: output_tensors, has_error=lambda: error is not None, error=lambda: error
-        )
-
-    def InferenceRequest(self, **fields: Any) -> SimpleNamespace:
-        self.calls.append(fields)
-        inputs = {tensor.name(): tensor.as_numpy() for tensor in fields["inputs"]}
-        return SimpleNamespace(exec=lambda decoupled: self.script(self, inputs, self.say))
-
-    @staticmethod
-    def get_input_tensor_by_name(request: Any, name: str) -> Tensor | None:
-        return Tensor(name, request.inputs[name]) if name in request.inputs else None
-
-
-class Sender:
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, int]] = []
-        self.gone = False
-
-    def send(self, response: Any = None, flags: int = 0) -> None:
-        self.sent.append((response, flags))
-
-    def is_cancelled(self) -> bool:
-        return self.gone
-
-    @property
-    def texts(self) -> list[str]:
-        return [response.output_tensors()[0].as_numpy().item().decode() for response, _ in self.sent]
-
-    @property
-    def error(self) -> Any:
-        return self.sent[-1][0].error()
-
-
-class Say:
-    """Rows of the one request, as the stub sends them."""
-
-    def __init__(self, server: TextServer) -> None:
-        self._server = server
-
-    def __call__(self, inputs: dict, tokens: list[int], flags: int, **arrays: np.ndarray) -> None:
-        message = RowMessage()
-        message.add(int(inputs["stream_key"][0, 0]), 0, flags, tokens, [], arrays)
-        self._server._on_rows(read_rows({**message.message, BLOB: b"".join(message.blobs)}))
-
-
-def failed(triton: Triton, outcome: str, message: str) -> SimpleNamespace:
-    reason = json.dumps({"outcome": outcome, "message": message, "refusal": None}).encode()
-    arrays = {"finish_reason": np.array([[b"error"]], object), "stop_reason": np.array([[reason]], object)}
-    return triton.InferenceResponse([Tensor(name, array) for name, array in arrays.items()])
-
-
-def make_server(folder: Path, script: Any, accumulate: bool = False, interval: int = 1) -> tuple[Triton, TextServer]:
-    """The connection to the stub is one that takes everything."""
-    write_byte_tokenizer(folder)
-    parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "run_dir": str(folder)}
-    write_serve_file(ModelOptions(max_queue_size=2, max_request_bytes=10000, stream_interval=interval), folder)
-    names = ("text_input", "max_tokens", "top_k", "stream", "num_draft_tokens")
-    config = {
-        "max_batch_size": 2,
-        "model_transaction_policy": {"decoupled": True},
-        "input": [{"name": name} for name in names],
-        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
-    }
-    triton = Triton(script)
-    args = {"model_config": json.dumps(config), "model_name": "ensemble", "model_version": "1"}
-    server = TextServer(triton, TritonConfig.of(args))
-    triton.say = Say(server)
-    server._link = SimpleNamespace(
-        connect=lambda: None, tell_open=triton.told_open.append, cancel=triton.cancelled.append, close=lambda: None
-    )
-    return triton, server
-
-
-def make_request(sender: Sender, limit_us: int = LIMIT_US, **inputs: np.ndarray) -> SimpleNamespace:
-    tensors = {"text_input": np.array([[b"Hi"]], object), "max_tokens": np.array([[4]], np.int32), **inputs}
-    return SimpleNamespace(
-        inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: limit_us,
-        request_id=lambda: "mine", requested_output_names=lambda: ["text_output", "sequence_index"],
-    )  # fmt: skip
-
-
-def serve(
-    folder: Path, script: Any, accumulate: bool = False, interval: int = 1, sender: Any = None, **inputs: np.ndarray
-) -> tuple[Triton, Sender]:
-    """One request, to its end."""
-    triton, server = make_server(folder, script, accumulate, interval)
-    sender = sender or Sender()
-    server.execute([make_request(sender, **inputs)])
-    while server._admission.num_open:
-        time.sleep(0.001)
-    server._room.close(5.0)
-    assert server._open == {}
-    server.close()
-    return triton, sender
-
-
-def three_pieces(tokenizer_folder: Path) -> Any:
-    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
-        tokenizer = Tokenizer.from_dir(tokenizer_folder)
-        assert tokenizer is not None
-        a, b, c = tokenizer.encode("abc", add_special_tokens=False)
-        say(inputs, [a], 0, sequence_index=np.array([[0]], np.int32))
-        say(inputs, [b], 0)
-        say(inputs, [c], SEQUENCE_END | REQUEST_END)
-        return [triton.InferenceResponse([])]
-
-    return script
+from tests.support.serving.text_triton import (
+    FINAL_FLAG,
+    LIMIT_US,
+    Say,
+    Sender,
+    Triton,
+    failed,
+    make_request,
+    make_server,
+    serve,
+    three_pieces,
+    wait,
+)
 
 
 @pytest.mark.parametrize(("accumulate", "texts"), [(False, ["a", "b", "c"]), (True, ["a", "ab", "abc"])])
@@ -189,74 +46,6 @@ def test_pieces_or_the_whole_text_so_far(tmp_path: Path, accumulate: bool, texts
     assert inputs["request_output_len"].tolist() == [[4]]
     assert (call["request_id"], call["parameters"]["errors_as_tensors"]) == ("mine", True)
     assert 0 < call["parameters"]["timeout"] < LIMIT_US  # what is left of it
-
-
-def test_tokens_that_come_as_fast_as_they_leave_do_not_hold_up_others(tmp_path: Path) -> None:
-    class Endless(Sender):
-        """For each response that leaves another row comes, until the other request has had its end."""
-
-        inputs: dict
-
-        def send(self, response: Any = None, flags: int = 0) -> None:
-            super().send(response, flags)
-            if flags != FINAL_FLAG:
-                triton.say(self.inputs, [65], SEQUENCE_END | REQUEST_END if other.sent else 0)
-
-    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
-        if len(triton.calls) == 1:
-            endless.inputs = inputs
-            say(inputs, [65], 0)
-            return []
-        return three_pieces(tmp_path)(triton, inputs, say)
-
-    triton, server = make_server(tmp_path, script)
-    server._senders = SenderPool(server._send, num_threads=1)
-    endless, other = Endless(), Sender()
-    server.execute([make_request(endless)])
-    wait(lambda: len(endless.sent) > 1)
-    server.execute([make_request(other)])
-    wait(lambda: server._admission.num_open == 0)
-    server.close()
-    assert other.texts == ["a", "b", "c"]
-    assert len(set(endless.texts)) == 1 and endless.error is None
-
-
-def test_who_is_served_when_the_model_is_unloaded_is_told_why_behind_what_there_is(tmp_path: Path) -> None:
-    num_rows = 3 * MAX_PIECES
-    first_left, go_on = threading.Event(), threading.Event()
-
-    class Slow(Sender):
-        def send(self, response: Any = None, flags: int = 0) -> None:
-            first_left.set()
-            assert go_on.wait(60)
-            super().send(response, flags)
-
-    def script(triton: Triton, inputs: dict, say: Say) -> Iterator[SimpleNamespace]:
-        for _ in range(num_rows):
-            say(inputs, [65], 0)
-        wait(lambda: triton.cancelled)
-        go_on.set()
-        yield failed(triton, "cancelled", "the request was cancelled")
-
-    _, server = make_server(tmp_path, script)
-    server._senders = SenderPool(server._send, num_threads=1)
-    sender = Slow()
-    server.execute([make_request(sender)])
-    assert first_left.wait(60)
-    server.close()
-    assert [flags for _, flags in sender.sent] == [0] * num_rows + [FINAL_FLAG]
-    assert "shutting down" in sender.error.message()
-
-
-def test_who_has_a_thread_once_the_model_is_being_unloaded_is_told_why(tmp_path: Path) -> None:
-    _, server = make_server(tmp_path, three_pieces(tmp_path))
-    server._closing.set()
-    sender = Sender()
-    server.execute([make_request(sender)])
-    wait(lambda: server._admission.num_open == 0)
-    server.close()
-    assert server._open == {}
-    assert len(sender.sent) == 1 and "shutting down" in sender.error.message()
 
 
 @pytest.mark.parametrize("interval", [0, 1, 8])
@@ -405,66 +194,6 @@ def test_refusals_never_reach_the_engine(tmp_path: Path, inputs: dict, words: st
     assert sender.error.code() == Triton.TritonError.INVALID_ARG
 
 
-def wait(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_who_waits_for_a_thread_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deadline, a client that goes, and a drain, while the only thread is with another request."""
-    monkeypatch.setattr("kvforge.serving.text_models.bls.MAX_THREADS", 1)
-    go_on = threading.Event()
-
-    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
-        go_on.wait(60)
-        say(inputs, [65], SEQUENCE_END | REQUEST_END)
-        return [triton.InferenceResponse([])]
-
-    triton, server = make_server(tmp_path, script)
-    first, late, left, patient, refused = (Sender() for _ in range(5))
-    server.execute([make_request(first)])
-    wait(lambda: triton.calls)
-    server.execute([make_request(late, limit_us=1000), make_request(left), make_request(patient)])
-    wait(lambda: late.sent)
-    assert "deadline has passed" in late.error.message()
-    left.gone = True
-    wait(lambda: left.sent)
-    assert left.error.code() == Triton.TritonError.CANCELLED
-    wait(lambda: triton.told_open[-1:] == [2])
-    (tmp_path / "drain").write_text(json.dumps({"deadline_s": 60}))
-    wait(lambda: server._admission.closed)
-    server.execute([make_request(refused)])
-    assert "shutting down" in refused.error.message()
-    go_on.set()
-    wait(lambda: server._admission.num_open == 0)
-    assert first.texts == patient.texts == [Tokenizer.from_dir(tmp_path).decode([65])]
-    assert len(triton.calls) == 2
-    server.close()
-
-
-def test_a_drain_ends_who_waits_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvforge.serving.text_models.bls.MAX_THREADS", 1)
-    go_on = threading.Event()
-
-    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
-        go_on.wait(60)
-        return [failed(triton, "unavailable", "the server is shutting down")]
-
-    triton, server = make_server(tmp_path, script)
-    senders = [Sender() for _ in range(4)]
-    server.execute([make_request(sender) for sender in senders[:3]])
-    wait(lambda: triton.calls)
-    (tmp_path / "drain").write_text(json.dumps({"deadline_s": 0}))
-    wait(lambda: senders[1].sent and senders[2].sent)
-    assert all("shutting down" in sender.error.message() for sender in senders[1:3])
-    go_on.set()
-    wait(lambda: server._admission.num_open == 0)
-    assert len(triton.calls) == 1
-    server.close()
-
-
 class Responses:
     """An iterator as Triton's, which counts what was taken from it."""
 
@@ -478,16 +207,6 @@ class Responses:
         if not self.left:
             raise StopIteration
         return self.left.pop(0)
-
-
-def test_the_wait_for_a_thread_counts_towards_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(step=2 * LIMIT_US / 1e6)
-    monkeypatch.setattr(
-        "kvforge.serving.text_models.bls.time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda s: None)
-    )
-    triton, sender = serve(tmp_path, lambda triton, inputs, say: [])
-    assert triton.calls == []
-    assert sender.error.message() == "the request's deadline has passed: its timeout was 60 s"
 
 
 def test_a_call_is_taken_to_its_end_and_outlives_its_answer(tmp_path: Path) -> None:
