@@ -27,7 +27,8 @@ extern "C" ssize_t send(int socket, const void* data, size_t size, int flags) {
     const ssize_t sent = send_once(socket, data, size, flags);
     if (sent >= 0 || errno != EAGAIN || !IsBetweenThreads(socket, flags)) return sent;
     pollfd room{socket, POLLOUT, 0};
-    if (poll(&room, 1, kPatienceMs) > 0) continue;
+    const int found = poll(&room, 1, kPatienceMs);
+    if (found > 0 || (found < 0 && errno == EINTR)) continue;
     fprintf(stderr, "a response over HTTP is lost, since its thread in tritonserver stood still for %d ms\n", kPatienceMs);
     errno = EAGAIN;
     return -1;
