@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvforge.common.errors import RequestError, first_line
+from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.common.refusals import SERVER_ENDS, Refusal
 from kvforge.serving.contract.refusal_words import sentence
 
@@ -55,6 +55,21 @@ CANCELLED = Failure("cancelled", "the request was cancelled")
 SHUTTING_DOWN = failed("unavailable", SERVER_ENDS)
 
 
+class FailedError(KvforgeError):
+    """A request ends with this failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class UnavailableError(FailedError):
+    """The server takes no more requests now; the same request may be served later."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(failed("unavailable", refusal))
+
+
 def past_deadline(timeout_s: float) -> Failure:
     return Failure("deadline", f"the request's deadline has passed: its timeout was {timeout_s:g} s")
 
@@ -62,6 +77,8 @@ def past_deadline(timeout_s: float) -> Failure:
 def failure_of(error: BaseException) -> Failure:
     """What an error means for the one request that it came of. One that is no Exception, such as a native library's
     panic, may name anything, so its words are left out."""
+    if isinstance(error, FailedError):
+        return error.failure
     if isinstance(error, RequestError):
         return failed("refused", error.refusal)
     if isinstance(error, Exception):

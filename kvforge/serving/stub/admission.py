@@ -2,16 +2,8 @@
 
 import threading
 
-from kvforge.common.errors import KvforgeError
 from kvforge.common.refusals import QUEUE_FULL, SERVER_ENDS, Refusal
-
-
-class UnavailableError(KvforgeError):
-    """The server takes no more requests now; the same request may be served later."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+from kvforge.serving.contract.failures import UnavailableError
 
 
 class Admission:

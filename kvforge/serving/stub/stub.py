@@ -17,7 +17,9 @@ from kvforge.serving.contract.failures import (
     CANCELLED,
     COMPLETED,
     SHUTTING_DOWN,
+    FailedError,
     Failure,
+    UnavailableError,
     failed,
     failure_of,
     past_deadline,
@@ -46,7 +48,7 @@ from kvforge.serving.logs.request_log import log_request
 from kvforge.serving.processes.facts import server_of_stub
 from kvforge.serving.processes.state_files import StateWriter
 from kvforge.serving.stub.active import ActiveRequest
-from kvforge.serving.stub.admission import Admission, UnavailableError
+from kvforge.serving.stub.admission import Admission
 from kvforge.serving.stub.config import StubConfig
 from kvforge.serving.stub.end_log import log_end
 from kvforge.serving.stub.engine_client import EngineClient
@@ -96,7 +98,7 @@ class Stub:
                 self._accept(request, sender)
             except RequestError as error:
                 self._refuse(request, sender, failed("refused", error.refusal))
-            except (EngineError, UnavailableError) as error:
+            except (EngineError, FailedError) as error:
                 self._refuse(request, sender, _unavailable(error))
             except BaseException as error:
                 let_end(error)
@@ -159,7 +161,7 @@ class Stub:
     def _give_up(self, active: ActiveRequest, error: BaseException) -> None:
         """End an open request that cannot be sent on. What else ends it at this moment does it in the same way, and so
         there is one end."""
-        if isinstance(error, EngineError | UnavailableError):
+        if isinstance(error, EngineError | FailedError):
             failure = _unavailable(error)
         else:
             failure = failure_of(error)
@@ -418,10 +420,8 @@ def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) ->
     return messages
 
 
-def _unavailable(error: EngineError | UnavailableError) -> Failure:
-    if isinstance(error, UnavailableError):
-        return failed("unavailable", error.refusal)
-    return Failure("unavailable", str(error))
+def _unavailable(error: EngineError | FailedError) -> Failure:
+    return error.failure if isinstance(error, FailedError) else Failure("unavailable", str(error))
 
 
 def _id_to_log(request: Any) -> str:

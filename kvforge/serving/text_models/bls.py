@@ -33,8 +33,9 @@ from kvforge.serving.contract.failures import (
     CANCELLED,
     CODES,
     SHUTTING_DOWN,
+    FailedError,
     Failure,
-    failed,
+    UnavailableError,
     failure_of,
     past_deadline,
 )
@@ -54,7 +55,7 @@ from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
 from kvforge.serving.contract.text_rows import TextRow, socket_path
 from kvforge.serving.logs.request_log import log_request
 from kvforge.serving.processes.state_files import DrainClock
-from kvforge.serving.stub.admission import Admission, UnavailableError
+from kvforge.serving.stub.admission import Admission
 from kvforge.serving.stub.responder import Responder, check_room
 from kvforge.serving.stub.sender_pool import SenderPool
 from kvforge.serving.text_models.answer import Answer
@@ -115,14 +116,6 @@ NEEDED = ("output_ids", FINISH_REASON, STOP_REASON)
 """Outputs of `tensorrt_llm` that say how a request failed."""
 
 
-class FailedError(Exception):
-    """A request ends with this failure."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
 @dataclass
 class ForwardedRequest:
     """One request on its way: when it came, its deadline, and its inputs once they were read."""
@@ -175,7 +168,7 @@ class TextServer:
             try:
                 self._admission.enter(1)
             except UnavailableError as error:
-                self._responder.refuse(sender, failed("unavailable", error.refusal))
+                self._responder.refuse(sender, error.failure)
                 continue
             call = ForwardedRequest(request, sender, time.monotonic())
             self._step(self._accept, call)
@@ -200,10 +193,6 @@ class TextServer:
         try:
             if step(call):
                 return
-        except FailedError as error:
-            self._refuse(call, error.failure)
-        except UnavailableError as error:
-            self._refuse(call, failed("unavailable", error.refusal))
         except BaseException as error:
             self._refuse(call, failure_of(error))
         self._admission.leave(1)
@@ -277,7 +266,7 @@ class TextServer:
                 self._fail(answer, Failure("failed", "the engine ended the request without an answer; send it again"))
         except BaseException as error:
             self._link.cancel(answer.key)
-            self._fail(answer, error.failure if isinstance(error, FailedError) else failure_of(error))
+            self._fail(answer, failure_of(error))
             for _ in responses:  # Triton forgets the call only when its last response was taken
                 pass
         self._ended.put((time.monotonic(), responses))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kvforge.common.refusals import SERVER_ENDS, Refusal
-from kvforge.serving.stub.admission import UnavailableError
+from kvforge.serving.contract.failures import UnavailableError
 
 logger = logging.getLogger("kvforge.serving")
 

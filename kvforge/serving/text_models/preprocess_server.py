@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.serving.contract.failures import CANCELLED, failed, failure_of
+from kvforge.serving.contract.failures import CANCELLED, failure_of
 from kvforge.serving.contract.inputs import TEXT_INPUTS
 from kvforge.serving.contract.parameters import check_parameters, client_id, read_parameters
 from kvforge.serving.logs.request_log import log_request
-from kvforge.serving.stub.admission import UnavailableError
 from kvforge.serving.stub.responder import Responder
 from kvforge.serving.text_models.lanes import TextLanes
 from kvforge.serving.text_models.preprocess import make_preprocessor, num_text_bytes
@@ -43,8 +42,6 @@ class PreprocessingServer:
                     num_text_bytes(tensors), partial(self._answer_later, sender, request_id, tensors)
                 ):
                     self._answer(sender, request_id, tensors)
-            except UnavailableError as error:
-                self._responder.refuse(sender, failed("unavailable", error.refusal))
             except BaseException as error:  # one request must not end the others of its batch
                 self._fail(sender, request_id, error)
 

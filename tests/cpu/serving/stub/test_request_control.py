@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kvforge.serving.contract.failures import UnavailableError
 from kvforge.serving.contract.parameters import check_parameters, read_parameters, timeout_s
 from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.contract.size_limits import SizeLimits
@@ -15,7 +16,7 @@ from kvforge.serving.processes import run_dir
 from kvforge.serving.processes.run_dir import StateReader, ask_to_drain
 from kvforge.serving.processes.state_files import LENGTH, StateWriter, drain_deadline
 from kvforge.serving.stub.active import ActiveRequest
-from kvforge.serving.stub.admission import Admission, UnavailableError
+from kvforge.serving.stub.admission import Admission
 from kvforge.serving.stub.open_requests import OpenRequests
 from tests.support.serving.refusals import refused
 

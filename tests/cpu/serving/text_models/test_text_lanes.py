@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvforge.serving.stub.admission import UnavailableError
+from kvforge.serving.contract.failures import UnavailableError
 from kvforge.serving.text_models.lanes import LANE_BYTES, SHORT_BYTES, TextLanes
 
 WAIT_S = 60.0
