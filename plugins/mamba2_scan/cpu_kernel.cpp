@@ -2,9 +2,9 @@
 // into namespace KVFORGE_ISA, so no inline function with external linkage may be used here: the linker would keep one
 // variant of it.
 //
-// A tile of a state stays in registers through a chunk of tokens. Its rows add to each token's result in turn, so a sum is
-// in the order of the rows whatever the tiles and chunks are. A chunk ends with its block, and where a state is written;
-// heads take it one after another, so that what they have in common stays in the second cache.
+// A tile of a state stays in registers through a chunk of tokens. Its rows add to each token's result in turn, so a sum
+// is in the order of the rows whatever the tiles and chunks are. A chunk ends with its block, and where a state is
+// written; heads take it one after another, so that what they have in common stays in the second cache.
 #include "mamba2_scan/cpu_kernel.h"
 
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kVectors = 2;
 constexpr int64_t kColumns = kVectors * kLanes;
-constexpr int64_t kRows = kLanes > 8 ? 8 : 4;  // of a tile: what they sum and add takes half as many registers as they do
+constexpr int64_t kRows = kLanes > 8 ? 8 : 4;  // of a tile, twice the registers of what they sum and add
 
 void clear(float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] = 0.0f;
@@ -35,8 +35,8 @@ void for_tiles(int64_t state_dim, const Body& body) {
   for (; i < state_dim; ++i) body(i, std::integral_constant<int64_t, 1>());
 }
 
-// Where B's and then C's numbers of a tile's rows are, of a token and of those after it in its block. Blocks and their tiles
-// lie in the order in which they are read.
+// Where B's and then C's numbers of a tile's rows are, of a token and of those after it in its block. Blocks and their
+// tiles lie in the order in which they are read.
 template <bool has_queries>
 float* factors_of(const Mamba2Scan& a, int64_t group, int64_t token, int64_t row, int64_t rows) {
   const int64_t size = scan_block(a.tokens), block = group * scan_blocks(a.tokens) + token / size;
@@ -88,7 +88,8 @@ struct Chunk {
 // Takes `rows` rows of a state through a chunk; `parity` is that of the first.
 template <int64_t rows, bool has_queries>
 void pass(
-    const float* from, int64_t from_stride, float* to, int64_t to_stride, const float* b, const Chunk& chunk, int parity) {
+    const float* from, int64_t from_stride, float* to, int64_t to_stride, const float* b, const Chunk& chunk,
+    int parity) {
   vfloat s[rows][kVectors];
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t v = 0; v < kVectors; ++v) s[i][v] = load(from + i * from_stride + v * kLanes);
@@ -157,7 +158,8 @@ void run(const Mamba2Scan& a, int64_t sequence, int64_t head, int64_t heads, int
       for_tiles(n, [&](int64_t i, auto tile) {
         constexpr int64_t rows = tile.value;
         const float* b = factors_of<has_queries>(a, h / (a.heads / a.groups), begin, i, rows);
-        pass<rows, has_queries>(state.from + i * from_stride, from_stride, to + i * to_stride, to_stride, b, chunk, i & 1);
+        pass<rows, has_queries>(
+            state.from + i * from_stride, from_stride, to + i * to_stride, to_stride, b, chunk, i & 1);
       });
       if (!is_whole && write >= 0) copy_rows(state.kept, kColumns, row(write, h), p, n, count);
       state.from = to;

@@ -25,7 +25,8 @@ struct Mamba2Scan {
   int64_t groups, heads, state_dim, head_dim;
 };
 
-constexpr int64_t kScanTokens = 32;  // between a load and a store of a state: what they add and find stays in the first cache
+// Between a load and a store of a state; what they add and find stays in the first cache.
+constexpr int64_t kScanTokens = 32;
 
 // Tokens of a block of factors, and blocks of a step.
 constexpr int64_t scan_block(int64_t tokens) { return tokens < kScanTokens ? tokens : kScanTokens; }
