@@ -14,6 +14,7 @@
 
 #include "native/multiply_add.h"
 #include "native/rows.h"
+#include "native/softplus.h"
 
 namespace kvforge {
 namespace {
@@ -72,15 +73,6 @@ void normed(const Element* x, int64_t count, float scale, float* out) {
   widen(x, out, count);
   const float factor = scale / std::sqrt(product_of(out, out, count) + 1e-6f);
   for (int64_t i = 0; i < count; ++i) out[i] *= factor;
-}
-
-// log(1 + e^x), by the series of 2 atanh(u / (2 + u)) = log(1 + u) for u = e^-|x|.
-vfloat softplus_of(vfloat x) {
-  const vfloat positive = x > 0.0f ? x : vfloat{}, u = exp_nonpositive(x > 0.0f ? -x : x);
-  const vfloat s = u / (u + 2.0f), z = s * s;
-  vfloat sum = broadcast(1.0f / 17);
-  for (int64_t n = 15; n > 0; n -= 2) sum = sum * z + 1.0f / n;
-  return positive + 2.0f * s * sum;
 }
 
 // The products of two rows of numbers.

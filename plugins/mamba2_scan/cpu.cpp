@@ -1,15 +1,17 @@
-// kvforge::mamba2_scan on CPU: checks, the steps and decays of all tokens, then the kernel over sequences, heads and
-// columns.
+// kvforge::mamba2_scan on CPU: checks, what all heads have of each token, then the kernel over sequences, heads
+// and columns.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "mamba2_scan/cpu_kernel.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
 #include "native/states.h"
+#include "native/subnormals.h"
 #include "native/workspace.h"
 
 namespace kvforge {
@@ -18,18 +20,25 @@ namespace {
 constexpr const char* kOp = "mamba2_scan";
 constexpr int64_t kStepsPerTask = 1 << 10;
 constexpr int64_t kNumbersPerThread = 1 << 17;  // of states, a token each, that pay for waking a thread
+constexpr int64_t kTasksPerThread = 4;
 
-auto kernel() -> decltype(&isa_portable::scan) {
+struct Kernel {
+  decltype(&isa_portable::scan_columns) columns;
+  decltype(&isa_portable::prepare) prepare;
+  decltype(&isa_portable::scan) scan;
+};
+
+Kernel kernel() {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512_bf16:
     case Isa::avx512_vnni:
-    case Isa::avx512: return &isa_avx512::scan;
-    case Isa::avx2: return &isa_avx2::scan;
+    case Isa::avx512: return {&isa_avx512::scan_columns, &isa_avx512::prepare, &isa_avx512::scan};
+    case Isa::avx2: return {&isa_avx2::scan_columns, &isa_avx2::prepare, &isa_avx2::scan};
     case Isa::portable: break;
   }
 #endif
-  return &isa_portable::scan;
+  return {&isa_portable::scan_columns, &isa_portable::prepare, &isa_portable::scan};
 }
 
 }  // namespace
@@ -59,21 +68,22 @@ at::Tensor mamba2_scan(
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor xbc = xbc_in.stride(1) == 1 ? xbc_in : xbc_in.contiguous();
   at::Tensor out = at::empty({has_queries ? tokens : 0, heads, head_dim}, xbc.options());
-  at::Tensor factors = at::empty({2, tokens, heads}, steps.options());
-  float *step = factors.mutable_data_ptr<float>(), *decay = step + tokens * heads;
-  const float *raw = steps.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
-  const float* bias = step_bias.const_data_ptr<float>();
-  at::parallel_for(0, tokens, std::max<int64_t>(1, kStepsPerTask / heads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * heads; i < end * heads; ++i) {
-      step[i] = softplus(raw[i] + bias[i % heads]);
-      decay[i] = std::exp(-std::exp(log[i % heads]) * step[i]);
-    }
-  });
+  const int64_t packed = scan_factors(tokens, groups, state_dim, has_queries);
+  at::Tensor factors = at::empty({packed + 2 * tokens * heads + heads}, steps.options());
+  float *step = factors.mutable_data_ptr<float>() + packed, *decay = step + tokens * heads;
+  float* speed = decay + tokens * heads;
+  const float* log = decay_log.const_data_ptr<float>();
+  for (int64_t h = 0; h < heads; ++h) speed[h] = std::exp(log[h]);
   const Mamba2Scan args{
+      .tokens = tokens,
       .xbc = xbc.const_data_ptr(),
       .token_stride = xbc.stride(0),
       .is_bf16 = xbc.scalar_type() == at::kBFloat16,
       .has_queries = has_queries,
+      .raw = steps.const_data_ptr<float>(),
+      .bias = step_bias.const_data_ptr<float>(),
+      .speed = speed,
+      .factors = factors.mutable_data_ptr<float>(),
       .step = step,
       .decay = decay,
       .skip = skip.const_data_ptr<float>(),
@@ -87,13 +97,20 @@ at::Tensor mamba2_scan(
       .state_dim = state_dim,
       .head_dim = head_dim,
   };
-  const auto scan = kernel();
-  const int64_t blocks = (head_dim + kScanColumns - 1) / kScanColumns;
-  const int64_t threads = 1 + tokens * heads * state_dim * head_dim / kNumbersPerThread;
-  dynamic_for(sequences * heads * blocks, threads, [&](int64_t task) {
+  const Kernel chosen = kernel();
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kStepsPerTask / heads),
+                   [&](int64_t begin, int64_t end) { chosen.prepare(args, begin, end); });
+  const int64_t columns = chosen.columns(), blocks = (head_dim + columns - 1) / columns;
+  const int64_t paid = 1 + tokens * heads * state_dim * head_dim / kNumbersPerThread;
+  const int64_t threads = std::min<int64_t>(paid, at::get_num_threads());
+  const int64_t size = std::clamp(sequences * heads * blocks / (kTasksPerThread * threads), int64_t{1}, kScanHeads);
+  const int64_t parts = (heads + size - 1) / size;
+  dynamic_for(sequences * parts * blocks, threads, [&](int64_t task) {
     thread_local Workspace workspace;
-    float* scratch = reinterpret_cast<float*>(workspace.get(scan_scratch(state_dim) * sizeof(float)));
-    scan(args, task / (heads * blocks), task / blocks % heads, task % blocks * kScanColumns, scratch);
+    const FlushSubnormals flushed;
+    const int64_t head = task / blocks % parts * size, own = std::min(size, heads - head);
+    float* scratch = reinterpret_cast<float*>(workspace.get(scan_scratch(state_dim, columns, own) * sizeof(float)));
+    chosen.scan(args, task / (parts * blocks), head, own, task % blocks * columns, scratch);
   });
   return out;
 }

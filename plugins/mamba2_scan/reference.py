@@ -30,7 +30,7 @@ def reference(
     state_write: [T] int32, the row that the state after a token is written to, in place, negative for none. All of a
     sequence's reads come before its writes; no row may be written twice, or read by one sequence and written by
     another. All is computed in float32, token by token: the bits of a result depend on the sequence's own tokens alone,
-    whatever steps they come in.
+    whatever steps they come in. Numbers of a state below 2^-126 may count as zeros.
     Raises RuntimeError on a wrong shape or dtype and on a row outside the pool, before any write.
     """
     heads, state_dim, head_dim = state_pool.shape[1:]

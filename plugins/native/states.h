@@ -1,14 +1,9 @@
-// What operators on states of sequences have in common: checks of their rows, and the length of a step.
+// What operators on states of sequences have in common: checks of their rows.
 #pragma once
-
-#include <cmath>
 
 #include "native/checks.h"
 
 namespace kvforge {
-
-// As torch computes it.
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // The rows of a pool that sequences go on from or that tokens write, [count] int32, negative for none.
 inline at::Tensor rows_tensor(const char* op, const char* name, const at::Tensor& t, int64_t count, int64_t rows) {

@@ -6,6 +6,7 @@
 namespace kvforge {
 
 constexpr int64_t kConvBlock = 256;  // channels of a task
+constexpr int64_t kConvTokens = 8;  // whose inputs and results stay in the first cache
 
 struct ShortConv {
   const void* x;  // [T, channels], in elements; rows `token_stride` apart
@@ -23,7 +24,7 @@ struct ShortConv {
 };
 
 // Floats of scratch that a task needs.
-constexpr int64_t conv_scratch(int64_t width) { return (2 * width + 2) * kConvBlock; }
+constexpr int64_t conv_scratch(int64_t width) { return 2 * (width + kConvTokens) * kConvBlock; }
 
 // Channels [first, first + kConvBlock), as far as there are, of all tokens of a sequence.
 namespace isa_portable { void convolve(const ShortConv& args, int64_t sequence, int64_t first, float* scratch); }
