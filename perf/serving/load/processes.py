@@ -58,10 +58,24 @@ def cpu_seconds(pid: int) -> dict[int, float]:
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                text = (thread / "stat").read_text()
-                fields = text[text.rindex(")") + 2 :].split()
-                seconds[int(thread.name)] = (int(fields[11]) + int(fields[12])) * TICK_S
+                seconds[int(thread.name)] = _used_s(thread / "stat")
     return seconds
+
+
+def _used_s(stat: Path) -> float:
+    text = stat.read_text()
+    fields = text[text.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def total_cpu_seconds(pid: int) -> float:
+    """Processor seconds, user and system, that ``pid`` and what it started have used, ended threads included, ended
+    processes not."""
+    total = 0.0
+    for process in [pid, *(child.pid for child in descendants(pid))]:
+        with contextlib.suppress(OSError):
+            total += _used_s(Path(f"/proc/{process}/stat"))
+    return total
 
 
 class CpuWindow:

@@ -2,13 +2,22 @@
 
 import os
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from perf.serving.load.memory import slope_mib_per_hour
-from perf.serving.load.processes import CpuWindow, cpu_seconds, memory_of, role_of, server_processes
+from perf.serving.load.processes import (
+    TICK_S,
+    CpuWindow,
+    cpu_seconds,
+    memory_of,
+    role_of,
+    server_processes,
+    total_cpu_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,35 @@ def test_processor_time_between_two_moments() -> None:
     while time.process_time() < end:
         pass
     assert sum(window.read()["client"]) >= 0.05
+
+
+BUSY = """
+import subprocess, sys, threading, time
+def spend():
+    end = time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+thread = threading.Thread(target=spend)
+thread.start()
+thread.join()
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.read(1)
+print("x", end="", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processor_time_of_a_server_counts_ended_threads_and_children(tmp_path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY)
+    server = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None and server.stdout.read(1) == b"x"
+        assert total_cpu_seconds(server.pid) >= 0.2 - 4 * TICK_S
+    finally:
+        server.communicate(b"")
+    assert total_cpu_seconds(server.pid) == 0.0
 
 
 def test_slope_of_memory_leaves_out_the_warm_up() -> None:
