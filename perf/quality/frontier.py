@@ -188,8 +188,7 @@ class Subject:
 
     def measure(self, cell: Cell) -> Row:
         """Return what is found of a composition, or by which sentence it is refused."""
-        row: Row = {"name": cell.name, "model": cell.model, "kv_dtype": cell.kv_dtype, "rule": RULES[cell.rule]}
-        row["drafts"] = cell.drafts
+        row: Row = {"name": cell.name, "model": cell.model}
         try:
             path = self.engine(cell)
         except BuildError as error:
@@ -199,7 +198,8 @@ class Subject:
         row |= divergence(self.expected, self._logits(generator))
         kept = 1 - engine.stats().get("num_evicted_tokens", 0) / (len(self.documents) * length)
         if self.questions is not None:
-            row["accuracy"] = accuracy(self.questions.ask(path))
+            right = accuracy(self.questions.ask(path))
+            row["accuracy"] = {key: right[key] for key in ("accuracy", "low", "high")}
         per_step = self._tokens_per_step(engine, cell.drafts) if cell.drafts else 1.0
         manifest, prompt = engine.manifest, kept * length
         of = manifest.model, manifest.kv_dtype
@@ -264,13 +264,23 @@ def make_report(args: argparse.Namespace) -> Report:
         lines = args.output.with_suffix(".jsonl") if args.output else Path(folder) / "cells.jsonl"
         if not args.append:
             lines.unlink(missing_ok=True)
-        subject = Subject(args)
         known = {row["name"] for row in read_lines(lines) if row["settings"] == settings}
         left = [cell for cell in cells if cell.name not in known]
-        run_cells(left, lambda cell: [subject.measure(cell) | {"settings": settings}], lines, args.minutes, "cell")
+        if left:
+            subject = Subject(args)
+            run_cells(left, lambda cell: [subject.measure(cell) | {"settings": settings}], lines, args.minutes, "cell")
         rows = {row["name"]: row for row in read_lines(lines) if row.pop("settings") == settings}
     found = [rows[cell.name] for cell in cells if cell.name in rows]
-    return settings | {"rows": with_shares([row for row in found if "refused" not in row], found)}
+    return settings | {"rows": _rounded(with_shares([row for row in found if "refused" not in row], found))}
+
+
+def _rounded(value: Any) -> Any:
+    """Return rows with seven digits of their numbers."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 COSTS = ("read", "prompt")

@@ -112,6 +112,15 @@ class DraftLength:
         """Whether a draft head's entries of the next prompts are paid for."""
         return self._prompts.is_open
 
+    def add_beside_prompts(self, num_sequences: int, num_drafts: int, num_right: int, seconds: float) -> None:
+        """Drafts were looked for so long before a step whose own time says nothing, because prompts were in it: for
+        ``num_sequences``, which had ``num_drafts``. What verifying them took is taken from other steps."""
+        cost, balance = self._cost(num_sequences)
+        if cost.is_known:
+            took = min(max(seconds, cost.per_draft * num_drafts) / cost.plain, MAX_RATIO)
+            beyond = balance.add_drafting(num_right / num_sequences - GAIN * took)
+            self._prompts.gain(beyond * cost.plain)
+
     def add_prompts(self, seconds: float) -> None:
         """Entries of prompts took so long in a step whose own time says nothing."""
         self._prompts.spend(seconds)

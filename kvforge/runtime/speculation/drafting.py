@@ -72,7 +72,8 @@ class Drafting(NoDrafting):
         """What the drafts of the step's plan were drawn from, [number of drafts, vocab_size] float32."""
         self._ran: list[Sequence] = []
         self._was_tried = self._is_plain = self._follows_plain = False
-        self._began = 0.0
+        self._began = self._looking = 0.0
+        self._num_asked = 0
         self._num_preemptions = 0
         self._num_idle = self._rest = self._num_rests = 0
         self._is_closed = self._is_resting = False
@@ -93,7 +94,7 @@ class Drafting(NoDrafting):
         if not self._lengths.is_due(len(decoding)):
             self._rest, self._is_closed = min(self._lengths.num_rests(len(decoding)), MAX_CLOSED), True
             return
-        self._was_tried = True
+        self._was_tried, self._num_asked = True, len(decoding)
         room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.drafts.proposals}
         wanted = {sequence: count for sequence, count in room.items() if count > 0}
         drafter = self.drafter
@@ -116,6 +117,7 @@ class Drafting(NoDrafting):
         else:
             self._num_idle += 1
             self._rest = min(self._num_idle // IDLE, MAX_REST)
+        self._looking = time.perf_counter() - self._began
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims. Where
@@ -151,6 +153,9 @@ class Drafting(NoDrafting):
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
         if not no_prompts:
             self._lengths.add_prompts(plan.note_seconds)
+            if self._was_tried:
+                drafted, right = (sum(counts) for counts in zip((0, 0), *results.values(), strict=True))
+                self._lengths.add_beside_prompts(self._num_asked, drafted, right, self._looking)
         self._is_plain = no_prompts and not (self._was_tried or results)
         says_time = self._follows_plain if self._is_plain else no_prompts
         self._lengths.observe(num_sequences, results, self._was_tried, seconds if says_time else None, self._num_rests)

@@ -3,11 +3,14 @@
 After SuffixDecoding (Oliaro et al., arXiv 2411.04975), whose draft is likewise the one with the most expected tokens.
 """
 
+from collections import deque
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from operator import mul
 from typing import Any
+
+import numpy as np
 
 from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
@@ -18,19 +21,25 @@ from kvforge.runtime.speculation.prompt_lookup import PromptLookup, draft_from
 from kvforge.runtime.speculation.suffix_counts import DEPTHS, SuffixCounts, chance
 
 BACKLOG = 16
+CATCH_UP = 8
+"""Of outputs that ended, so many tokens are counted with each draft."""
 
 
 class SuffixDrafter:
     """Drafts from the sequence itself as ``PromptLookup`` does, and from outputs of its scope by their counts, running
     ones included; the draft with more expected tokens counts. An output's tokens are counted once: as they come, or
-    where more than ``BACKLOG`` have come without drafting, when it ends.
+    where more than ``BACKLOG`` have come without drafting, behind its end: ``CATCH_UP`` with each draft, those of the
+    newest output first. So what counting takes is part of what drafting takes, and where drafting rests most are left.
 
     Scopes never see one another. Without sharing every sequence is by itself and nothing is counted.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._sharing = config.suffix_sharing
-        self._counts = SuffixCounts(config.suffix_max_tokens)
+        self._counts, self._max_tokens = SuffixCounts(config.suffix_max_tokens), config.suffix_max_tokens
+        self._ended: deque[tuple[str, np.ndarray, int]] = deque()
+        """Scopes, tokens of outputs behind some that are counted or of the prompt, and how many these are."""
+        self._num_ended = 0
         lookup = SpeculativeConfig("ngram", prompt_lookup_min=DEPTHS[-1], prompt_lookup_max=DEPTHS[0])
         self._lookup = PromptLookup(lookup)
 
@@ -39,13 +48,22 @@ class SuffixDrafter:
         for sequence in sequences:
             if sequence.length - sequence.num_counted <= BACKLOG:
                 self._count(sequence)
+        self._catch_up(CATCH_UP * len(sequences))
         return [self._draft(*pair) for pair in zip(sequences, counts, strict=True)]
 
     def forget(self, sequence: Sequence) -> None:
-        """Free the sequence's index, and when it is finished count the rest of its output."""
+        """Free the sequence's index, and when it is finished keep the rest of its output to be counted."""
         self._lookup.forget(sequence)
-        if sequence.status is Status.FINISHED:
-            self._count(sequence)
+        scope = self._scope(sequence)
+        if scope is None or sequence.status is not Status.FINISHED or sequence.num_counted == sequence.length:
+            return
+        before = min(sequence.num_counted, DEPTHS[0])
+        self._ended.append((scope, sequence.tokens[sequence.num_counted - before : sequence.length].copy(), before))
+        self._num_ended += sequence.length - sequence.num_counted
+        sequence.num_counted = sequence.length
+        while self._num_ended > self._max_tokens:
+            _, tokens, start = self._ended.popleft()
+            self._num_ended -= len(tokens) - start
 
     def stats(self) -> dict[str, Any]:
         """Return the tokens of outputs that are kept for other requests, by name."""
@@ -61,6 +79,17 @@ class SuffixDrafter:
         if scope is not None:
             self._counts.add(scope, sequence.tokens, sequence.num_counted, sequence.length)
             sequence.num_counted = sequence.length
+
+    def _catch_up(self, count: int) -> None:
+        """Count so many tokens of outputs that ended."""
+        while count > 0 and self._ended:
+            scope, tokens, start = self._ended.pop()
+            end = min(start + count, len(tokens))
+            self._counts.add(scope, tokens, start, end)
+            if end < len(tokens):
+                self._ended.append((scope, tokens, end))
+            self._num_ended -= end - start
+            count -= end - start
 
     def _draft(self, sequence: Sequence, count: int) -> Draft:
         scope = self._scope(sequence)

@@ -81,5 +81,8 @@ class RandomLengths:
     def add_prompts(self, seconds):
         assert seconds >= 0
 
+    def add_beside_prompts(self, num_sequences, num_drafts, num_right, seconds):
+        assert num_sequences > 0 and num_drafts >= num_right >= 0 and seconds >= 0
+
     def forget(self, sequence):
         pass

@@ -73,6 +73,22 @@ def test_looking_for_drafts_counts_even_where_there_are_none(found):
     assert 0 < num_tried < 2000 / 4
 
 
+@pytest.mark.parametrize(("num_right", "pays"), [(0, False), (2, True)])
+def test_looking_for_drafts_counts_beside_prompts_and_so_do_those_that_are_right(num_right, pays):
+    """Looking costs a tenth of a step; two of 8 sequences gain a token, or none. Of ten steps nine have prompts."""
+    lengths, num_tried = DraftLength(MOST), 0
+    for step in range(2000):
+        was_tried = lengths.is_due(8)
+        num_tried += was_tried
+        if step % 10:
+            if was_tried:
+                lengths.add_beside_prompts(8, 2, num_right, 0.1)
+            lengths.observe(8, {}, was_tried, None)
+        else:
+            lengths.observe(8, {}, was_tried, 1.1 if was_tried else 1.0)
+    assert num_tried > 1500 if pays else 0 < num_tried < 2000 / 4
+
+
 def test_a_loss_at_one_number_of_sequences_is_none_at_another():
     lengths = DraftLength(MOST)
     for number, seconds in ((8, 30.0), (1, 1.1)):
