@@ -4,7 +4,8 @@ ones: the head of an early exit at the cut, and the verification of drafts.
 Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
 of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs. ``kv_scales`` are the static
 scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own. ``insertion`` is the KV
-policy's part, whose inputs the graphs take as ``state``; without one these are ``()``.
+policy's part, whose inputs the graphs take as ``state``; without one these are ``()``. ``rotates_keys`` is what the
+operators take, for a cache of int8 that attention alone reads.
 """
 
 from collections.abc import Sequence
@@ -54,11 +55,18 @@ class PositionedGraph(nn.Module):
 
     returns_pools = False
 
-    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales], insertion: CacheInsertion | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_scales: Sequence[KVScales],
+        insertion: CacheInsertion | None,
+        rotates_keys: bool,
+    ) -> None:
         super().__init__()
         self.config = config
         self.kv_scales = scales_by_owner(config, kv_scales)
         self.insertion = insertion
+        self.rotates_keys = rotates_keys
 
     def register_positions(self) -> None:
         """Register the buffers; after the parameters, so that graphs list these first."""
@@ -83,7 +91,13 @@ class PositionedGraph(nn.Module):
         growth = query_growth(self.config.query_growth, positions)
         each = [
             StepInputs(
-                query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy, growth
+                query_start,
+                kv_length,
+                page_table,
+                *rope_cos_sin(positions, self.get_buffer(name)),
+                policy,
+                growth,
+                self.rotates_keys,
             )
             for name in map(frequency_buffer, range(len(rotations)))
         ]
@@ -130,7 +144,15 @@ class PositionedGraph(nn.Module):
             first_slot = self.first_page(owner, pool) * pool[0].shape[1]
             slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
         written = rope_paged_kv_write(
-            kv[0], kv[1], step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
+            kv[0],
+            kv[1],
+            step.cos,
+            step.sin,
+            slot_mapping,
+            *cache,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            rotates_keys=step.rotates_keys,
         )
         pool = (*written, *pool[len(cache) :])
         if step.policy.after_write is not None:
@@ -180,8 +202,9 @@ class LowerGraph(PositionedGraph):
         kv_scales: Sequence[KVScales] = (),
         insertion: CacheInsertion | None = None,
         head: DraftHead | None = None,
+        rotates_keys: bool = False,
     ) -> None:
-        super().__init__(config, kv_scales, insertion)
+        super().__init__(config, kv_scales, insertion, rotates_keys)
         self.head, self.draft = head, None
         self.embed = Embedding(config)
         self.per_layer = PerLayerInput(config) if config.per_layer_input else None
@@ -296,8 +319,9 @@ class UpperGraph(PositionedGraph):
         kv_scales: Sequence[KVScales] = (),
         insertion: CacheInsertion | None = None,
         head: DraftHead | None = None,
+        rotates_keys: bool = False,
     ) -> None:
-        super().__init__(config, kv_scales, insertion)
+        super().__init__(config, kv_scales, insertion, rotates_keys)
         self.passed = () if head is None else head.passed(config)
         self.layers = make_blocks(config, range(config.cut, config.num_layers))
         self.num_own = config.num_layers - config.cut if config.per_layer_input else 0

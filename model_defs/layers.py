@@ -36,7 +36,7 @@ class StepInputs:
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
     ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions, as does ``growth`` ``[T, 1]`` fp32, what queries
-    are multiplied by where the model says so.
+    are multiplied by where the model says so. ``rotates_keys``: whether the pools hold rotated keys in int8.
     """
 
     query_start: Tensor
@@ -46,6 +46,7 @@ class StepInputs:
     sin: Tensor
     policy: PolicyPart = PolicyPart()
     growth: Tensor | None = None
+    rotates_keys: bool = False
 
     @property
     def pages(self) -> Pages:
@@ -400,6 +401,7 @@ class Block(nn.Module):
             k_scale=kv_scales[0],
             v_scale=kv_scales[1],
             sinks=None if self.sinks is None else self.sinks[: self.num_heads].float(),
+            rotates_keys=step.rotates_keys,
         )
         return attended, pool
 

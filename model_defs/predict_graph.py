@@ -49,9 +49,10 @@ class PredictGraph(nn.Module):
     """The auxiliary model over a step's tokens, with a cache of its own in the sequences' pages, and the base's cache
     from the inputs of its layers."""
 
-    def __init__(self, prediction: Prediction) -> None:
+    def __init__(self, prediction: Prediction, rotates_keys: bool = False) -> None:
         super().__init__()
         self.prediction = prediction
+        self.rotates_keys = rotates_keys
         self.auxiliary = Auxiliary(prediction)
         base = prediction.base
         if base.qk_norm:
@@ -105,7 +106,7 @@ class PredictGraph(nn.Module):
                     if base.qk_norm:
                         k = self.layers[str(owner)]["k_norm"](k)
                     pool, (cos, sin) = pools[base.owners.index(owner)], base_rotations[base.rotation_of(owner)]
-                    rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pool)
+                    rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pool, rotates_keys=self.rotates_keys)
             if layer == prediction.num_layers - 1:
                 break
             q, k, v = block.project_qkv(hidden)

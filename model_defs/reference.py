@@ -72,13 +72,14 @@ def attend(
     return (weights @ v.float()).to(q.dtype).transpose(0, 1).flatten(1)
 
 
-def _cached(x: Tensor, stored: torch.dtype | None, scale: float | None) -> Tensor:
-    """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a pool of ``stored``."""
+def _cached(x: Tensor, stored: torch.dtype | None, scale: float | None, is_rotated: bool = False) -> Tensor:
+    """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a pool of ``stored``, which
+    int4's is rotated in anyway."""
     if stored is None:
         return x
     if stored not in LARGEST:
         return x.to(stored).to(x.dtype)
-    if stored == INT4:
+    if stored == INT4 or is_rotated:
         rotated = rotate_blocks(x)
         scales = dynamic_scale(rotated, stored)
         return rotate_blocks(dequantize(quantize(rotated, scales[..., None], stored), scales)).to(x.dtype)
@@ -182,9 +183,11 @@ def reference_logits(
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
     num_prompt_tokens: int | None = None,
+    rotates_keys: bool = False,
 ) -> Tensor:
     """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``; the cache as in ``reference_hidden``."""
-    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales, attend, num_prompt_tokens)[-1]
+    cache = (kv_dtype, kv_scales, attend, num_prompt_tokens, rotates_keys)
+    last = reference_hidden(config, weights, input_ids, *cache)[-1]
     head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
     return _head(config, weights, last, "model.norm", head)
 
@@ -231,15 +234,17 @@ def reference_hidden(
     kv_scales: Sequence[tuple[float, float]] = (),
     attend: Attend = attend,
     num_prompt_tokens: int | None = None,
+    rotates_keys: bool = False,
 ) -> list[Tensor]:
     """Return the residual stream ``[n, hidden]`` entering each layer, and last the one that leaves the last layer.
 
     Above a SwiftKV cut, K and V of each group come from the group leader's projections of
     ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
     ``kv_dtype``, that of the cache or K's and V's, attention sees rotated K and V as such a cache returns them: a
-    quantized one with a scale per token and head, or with ``kv_scales`` of each owner. ``attend`` takes the place of
-    exact attention. A model with a blind cut is told the ``num_prompt_tokens`` of the sequence: all tokens go through
-    all layers here, but above the cut no query sees the prompt's hidden tokens, whose own rows say nothing there.
+    quantized one with a scale per token and head, or with ``kv_scales`` of each owner, and keys of int8 rotated where
+    it ``rotates_keys``. ``attend`` takes the place of exact attention. A model with a blind cut is told the
+    ``num_prompt_tokens`` of the sequence: all tokens go through all layers here, but above the cut no query sees the
+    prompt's hidden tokens, whose own rows say nothing there.
     """
     hidden_keys = _hidden_keys(config, num_prompt_tokens, len(input_ids))
     scales: dict[int, tuple[float, float]] = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
@@ -292,7 +297,7 @@ def reference_hidden(
             k, v = _rotate(k, rope), heads(source, f"{attention}.v_proj{suffix}", None)
             v = _rms_norm(v, torch.ones_like(v[0, 0]), config.rms_norm_eps) if config.v_norm else v
             k_scale, v_scale = scales.get(owner, (None, None))
-            shared[owner] = _cached(k, k_dtype, k_scale), _cached(v, v_dtype, v_scale)
+            shared[owner] = _cached(k, k_dtype, k_scale, rotates_keys), _cached(v, v_dtype, v_scale)
         sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
         masks = {"hidden": hidden_keys} if config.is_blind and layer >= config.cut else {}
         result = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks, **masks)

@@ -49,6 +49,11 @@ MIXED_FORMATS = (K8V4, CacheFormat(INT4, dynamic=True, v_dtype=torch.int8))
 """Those of K and V apart, which these two read on CPUs."""
 
 
+def may_rotate(cache: CacheFormat) -> bool:
+    """Whether these two can be told that keys are rotated."""
+    return cache.dtype == torch.int8 and cache.dynamic
+
+
 def poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """NaN where the dtype has one, else the largest value."""
     worst = {torch.int8: 127.0, INT4: 0x77}.get(dtype, float("nan"))

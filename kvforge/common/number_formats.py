@@ -75,6 +75,11 @@ class KVFormat:
         return self.keys.scales
 
     @property
+    def may_rotate_keys(self) -> bool:
+        """Whether K is rotated, before it is rounded, where attention alone reads it; those of int4 always are."""
+        return self.keys == _NUMBERS["int8"]
+
+    @property
     def is_grouped(self) -> bool:
         """Whether only whole pages are stored so."""
         return self.scales == "grouped"

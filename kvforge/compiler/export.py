@@ -181,7 +181,8 @@ def export_lower(
     """Export ``lower``: T, S, M and the numbers of pages and states are dynamic; with a policy's state also Ms and the
     slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion(), options.draft_head)
+        insertion = options.policy.insertion.layer_insertion()
+        module = module_type(config, options.kv_scales, insertion, options.draft_head, options.rotates_keys)
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
@@ -199,7 +200,8 @@ def export_upper(
 ) -> ExportedGraph:
     """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, options.policy.insertion.layer_insertion(), options.draft_head)
+        insertion = options.policy.insertion.layer_insertion()
+        module = module_type(config, options.kv_scales, insertion, options.draft_head, options.rotates_keys)
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
@@ -238,7 +240,7 @@ def export_predict(config: ModelConfig, options: ResolvedOptions, device: str = 
     assert options.prediction is not None
     prediction, auto = options.prediction, Dim.DYNAMIC
     with torch.device("meta"):
-        module = PredictGraph(prediction)
+        module = PredictGraph(prediction, options.rotates_keys)
     layout = CacheLayout(prediction.auxiliary, options.dtype, options.dtype, options.page_size, Full())
     own = [_empty(torch_specs(layout.written(_PAGES, layer)), device) for layer in range(prediction.num_layers - 1)]
     queries = torch.zeros(_SURVIVORS, dtype=torch.int32, device=device)

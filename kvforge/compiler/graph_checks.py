@@ -269,6 +269,9 @@ def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], optio
     if found != {role: _PoolInput(owner, role if has_values else role.replace("v_", "k_")) for role in roles}:
         what = "the K and the V pool" + (" with their scales" if options.has_scale_pools else "")
         _fail(graph, node, f"does not take {what} of one owner")
+    rotates = options.rotates_keys and has_values
+    if _takes(node, "rotates_keys") and argument(node, "rotates_keys") != rotates:
+        _fail(graph, node, f"{'does not rotate' if rotates else 'rotates'} the keys of layer {owner}")
     return owner
 
 

@@ -155,6 +155,12 @@ class ResolvedOptions:
         return CacheLayout(model, self.kv_dtype, self.dtype, self.page_size, self.policy)
 
     @property
+    def rotates_keys(self) -> bool:
+        """Whether the graphs rotate keys in int8: on CPUs, where a KV policy neither reads nor moves them. Latent
+        attention has none."""
+        return self.target == "cpu" and not self.policy.needs and KV_FORMATS[self.kv_dtype].may_rotate_keys
+
+    @property
     def has_scale_pools(self) -> bool:
         """Whether each owner has pools of scales beside K and V."""
         return KV_FORMATS[self.kv_dtype].scales == "dynamic"

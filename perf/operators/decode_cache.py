@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import plugins
+from kvforge.common.number_formats import KV_FORMATS
 from kvforge.runtime.sessions.huge_pages import allocate_together
 from perf.harness.experiment import Experiment, Report, flag, number, option, output, positive_float
 from plugins.benchmark import KV_DTYPES, PAGE_SIZE, caches
@@ -66,11 +67,11 @@ def step_of(args: argparse.Namespace, name: str) -> tuple[Callable[[], Any], int
     kv_dtype = "same" if name == BASELINE else name
     made = caches((torch.randn(shape).bfloat16() for _ in "kv"), kv_dtype)
     tensors = [values for values, _ in made] + [scales for _, scales in made if scales is not None]
-    turns = turns_of(args, tensors)
+    turns, rotates = turns_of(args, tensors), KV_FORMATS[name].may_rotate_keys
 
     def step() -> None:
         k, v, *scales = next(turns)
-        paged_attention(q, k, v, starts, lengths, table, args.head_dim**-0.5, 0, *scales)
+        paged_attention(q, k, v, starts, lengths, table, args.head_dim**-0.5, 0, *scales, rotates_keys=rotates)
 
     return step, sum(x.nbytes for x in tensors)
 

@@ -18,7 +18,7 @@ def _fake(q: Tensor, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=4,
+        version=5,
         graphs=("lower", "upper"),
         variants={
             "cpu_bf16_tile.cpp": _AVX512_BF16,
@@ -26,7 +26,9 @@ OPERATOR = define(
             "cpu_bf16.cpp": _AVX512_BF16,
             "cpu_vnni.cpp": _AVX512_BF16,
             **dict.fromkeys(("cpu_tiles.cpp", "cpu_tiles_direct.cpp"), Variants(TILE_ISAS)),
-            **dict.fromkeys(("cpu_fp32.cpp", "cpu_fp32_direct.cpp", "cpu_fp32_tile.cpp"), Variants()),
+            **dict.fromkeys(
+                ("cpu_fp32.cpp", "cpu_fp32_direct.cpp", "cpu_fp32_tile.cpp", "cpu_queries.cpp"), Variants()
+            ),
         },
     ),
     _fake,

@@ -16,6 +16,7 @@ from plugins.cases import (
     PAGE_SIZES,
     SMALL_HEAD_DIMS,
     CacheFormat,
+    may_rotate,
     paged_pools,
     static_scales,
 )
@@ -36,8 +37,8 @@ def random_case(
     """Arguments of `paged_attention`, of one to five sequences with permuted pages.
 
     A float `pool_dtype` asks for a cache of that dtype, whatever `formats` says. With `mixed` K and V of some have
-    formats of their own. With `sinks` each head has one, of which some are as good as none and some take nearly all
-    weight.
+    formats of their own, and keys of some in int8 are rotated. With `sinks` each head has one, of which some are as
+    good as none and some take nearly all weight.
     """
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     formats = (*formats, *MIXED_FORMATS) if mixed else formats
@@ -81,7 +82,9 @@ def random_case(
     q = q[:, :heads] if rng.random() < 0.5 else q[:, :heads].contiguous()
     query_start = torch.tensor([0, *queries]).cumsum(0).int()
     scales = (k_scales, v_scales, k_scale, v_scale)
-    more = (3 * torch.randn(heads, generator=gen) + rng.choice((-200.0, 0.0, 5.0)),) if sinks else ()
+    more: tuple = (3 * torch.randn(heads, generator=gen) + rng.choice((-200.0, 0.0, 5.0)),) if sinks else ()
+    if mixed:
+        more = (*(more or (None,)), may_rotate(cache) and rng.random() < 0.5)
     return (
         q,
         k_pool,

@@ -10,12 +10,13 @@
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
-#include "native/hadamard.h"
 #include "native/isa.h"
 #include "native/ranged_for.h"
+#include "native/rotated_keys.h"
 #include "native/workspace.h"
 #include "paged_attention/cpu_kernel.h"
 #include "paged_attention/cpu_plan.h"
+#include "paged_attention/cpu_queries.h"
 #include "paged_attention/cpu_rows.h"
 
 namespace kvforge {
@@ -114,30 +115,29 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
   }
 }
 
-template <typename T>
-void rotate_queries(const at::Tensor& q, at::Tensor& out) {
-  const int64_t heads = q.size(1), dim = q.size(2);
-  const auto* from = static_cast<const T*>(q.const_data_ptr());
-  auto* to = static_cast<T*>(out.mutable_data_ptr());
-  const auto token = [&](int64_t t, float* head) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const T* x = from + t * q.stride(0) + h * q.stride(1);
-      for (int64_t d = 0; d < dim; ++d) head[d] = to_float(x[d]);
-      rotate_blocks(head, dim);
-      for (int64_t d = 0; d < dim; ++d) store(to + (t * heads + h) * dim + d, head[d]);
-    }
-  };
-  at::parallel_for(0, q.size(0), kRotatedTokens, [&](int64_t begin, int64_t end) {
-    thread_local Workspace workspace;
-    float* head = reinterpret_cast<float*>(workspace.get(dim * sizeof(float)));
-    for (int64_t t = begin; t < end; ++t) token(t, head);
-  });
+auto rotate_kernel() -> decltype(&isa_portable::rotate_queries) {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512_bf16:
+    case Isa::avx512_vnni:
+    case Isa::avx512: return &isa_avx512::rotate_queries;
+    case Isa::avx2: return &isa_avx2::rotate_queries;
+    case Isa::portable: break;
+  }
+#endif
+  return &isa_portable::rotate_queries;
 }
 
-// The queries as the heads of a pool of int4 are rotated, in their own dtype.
+// The queries as the heads of a pool are rotated, in their own dtype.
 at::Tensor rotated(const at::Tensor& q) {
   at::Tensor out = q.new_empty(q.sizes());
-  q.scalar_type() == at::kBFloat16 ? rotate_queries<bf16>(q, out) : rotate_queries<float>(q, out);
+  const QueryRotation args{q.const_data_ptr(), out.mutable_data_ptr(), q.scalar_type() == at::kBFloat16, q.stride(0),
+                           q.stride(1), q.size(1), q.size(2)};
+  const auto rotate = rotate_kernel();
+  at::parallel_for(0, q.size(0), kRotatedTokens, [&](int64_t begin, int64_t end) {
+    thread_local Workspace workspace;
+    rotate(args, begin, end, reinterpret_cast<float*>(workspace.get(args.head_dim * sizeof(float))));
+  });
   return out;
 }
 
@@ -157,10 +157,11 @@ at::Tensor paged_attention(
     const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
     const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window,
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
-    double v_scale, const std::optional<at::Tensor>& sinks_in) {
+    double v_scale, const std::optional<at::Tensor>& sinks_in, bool rotates_keys) {
   check_float(kOp, "q", q_in, 3);
   check_pools(kOp, k_pool, v_pool, true);
   check_scales(kOp, narrower(k_pool, v_pool), k_scales, v_scales, k_scale, v_scale);
+  check_rotated(kOp, rotates_keys, k_pool, k_scales);
   const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);
   TORCH_CHECK(
       head_dim == head_dim_of(k_pool) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", head_dim_of(k_pool),
@@ -179,7 +180,7 @@ at::Tensor paged_attention(
   const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
   const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
   const at::Tensor plain_q = q_in.stride(2) == 1 ? q_in : q_in.contiguous();
-  const at::Tensor q = is_int4(k_pool) ? rotated(plain_q) : plain_q;
+  const at::Tensor q = rotates_keys || is_int4(k_pool) ? rotated(plain_q) : plain_q;
   at::Tensor out = q.new_empty(q.sizes());
   const AttentionArgs args{
       .q = q.const_data_ptr(),

@@ -171,6 +171,7 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    rotates_keys: bool = False,
     *,
     wrap: Callable[[Any], Any] | None = None,
     tuning: Tuning | None = None,
@@ -178,10 +179,13 @@ def launch(
     """Same arguments and result as `plugins.paged_attention`, on the GPU; float16 works as well.
 
     wrap: as in `plugins.triton_kernel.run_kernel`. tuning: block sizes, by default those for q's GPU.
-    Raises PluginError for sinks, dtypes, strides or a GPU that the kernels cannot serve; values are not checked.
+    Raises PluginError for sinks, rotated keys in int8, dtypes, strides or a GPU that the kernels cannot serve; values
+    are not checked.
     """
     if sinks is not None:
         raise PluginError("paged_attention has no sinks on a GPU; run the model on a CPU.")
+    if rotates_keys:
+        raise PluginError("paged_attention reads no rotated keys in int8 on a GPU; build the engine for a GPU.")
     q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     token_stride = 0 if cache.dtype == INT4 else q.stride(0)

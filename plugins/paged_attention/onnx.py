@@ -9,7 +9,7 @@ from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_pairs import out_of_pairs, rotate_blocks
 from plugins.paged_attention import OPERATOR
 
-_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPERATOR.attributes
+_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPERATOR.attributes[:4]
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:

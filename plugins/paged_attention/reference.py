@@ -21,6 +21,7 @@ def reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    rotates_keys: bool = False,
 ) -> Tensor:
     """Attention of T packed queries, causal from the right, over the pages of their sequences.
 
@@ -34,7 +35,8 @@ def reference(
     The value of an 8-bit element is the stored number times k_scales[page, offset, head] (float32, [pages,
     page_size, kv_heads]), or times the float k_scale where there are none; likewise V. Pools of int4 have scales and
     hold heads rotated by plugins.kv_rotation: with such a k_pool q is rotated and rounded to its dtype, with such a
-    v_pool the result is rotated back. K and V have one dtype, or one is of int8 and the other of int4.
+    v_pool the result is rotated back. K and V have one dtype, or one is of int8 and the other of int4. With
+    `rotates_keys` a k_pool of int8 with scales holds rotated heads as well.
     sinks: float32 [heads]; a query's weights sum to less than 1 by that of one more score, its head's sink, which no
     value goes with: sums of exp(score) have exp(sink) added.
     A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
@@ -43,7 +45,7 @@ def reference(
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = q.shape[1] // num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype)
-    q = rotate_blocks(q).to(q.dtype) if k_pool.dtype == INT4 else q
+    q = rotate_blocks(q).to(q.dtype) if rotates_keys or k_pool.dtype == INT4 else q
     starts = query_start.tolist()
     for s, length in enumerate(kv_length.tolist()):
         begin, end = starts[s], starts[s + 1]

@@ -15,6 +15,7 @@ from plugins.cases import (
     PAGE_SIZES,
     SMALL_HEAD_DIMS,
     CacheFormat,
+    may_rotate,
     paged_pools,
     static_scales,
 )
@@ -31,7 +32,7 @@ def random_case(
     not_finite: bool = False,
 ) -> tuple:
     """Arguments of `rope_paged_kv_write`; slots are distinct, some negative, k and v may be strided views. With `mixed`
-    K and V of some have formats of their own."""
+    K and V of some have formats of their own, and keys of some in int8 are rotated."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     kv_heads = rng.randint(1, 3 if small else 8)
     head_dim, page_size = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS), rng.choice(PAGE_SIZES)
@@ -54,7 +55,9 @@ def random_case(
     slots[torch.rand(tokens, generator=gen) < rng.choice((0.0, 0.3))] = -rng.randint(1, 9)
     shape = (pages, page_size, kv_heads, head_dim)
     pools = paged_pools(shape, cache, target)
-    return k, v, angle.cos(), angle.sin(), slots.int(), *pools, *static_scales(rng, cache)
+    scales = static_scales(rng, cache)
+    more = (may_rotate(cache) and rng.random() < 0.5,) if mixed else ()
+    return k, v, angle.cos(), angle.sin(), slots.int(), *pools, *scales, *more
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

@@ -9,6 +9,7 @@
 
 #include "native/checks.h"
 #include "native/isa.h"
+#include "native/rotated_keys.h"
 #include "native/workspace.h"
 
 namespace kvforge {
@@ -43,9 +44,9 @@ at::Tensor source(const char* name, const at::Tensor& t, const at::Tensor& k, co
 
 KvSource source_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
 
-KvTarget target_of(const at::Tensor& pool, const std::optional<at::Tensor>& scales, double scale) {
+KvTarget target_of(const at::Tensor& pool, const std::optional<at::Tensor>& scales, double scale, bool rotated) {
   KvTarget target{pool.mutable_data_ptr(), dtype(pool), pool.stride(0), pool.stride(1), pool.stride(2), nullptr, 0, 0, 0,
-                  static_cast<float>(scale)};
+                  static_cast<float>(scale), rotated || is_int4(pool)};
   if (scales.has_value()) {
     target.scales = scales->mutable_data_ptr<float>();
     target.scales_page_stride = scales->stride(0);
@@ -61,9 +62,10 @@ void rope_paged_kv_write(
     const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
     const at::Tensor& slot_mapping_in, at::Tensor& k_pool, at::Tensor& v_pool,
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
-    double v_scale) {
+    double v_scale, bool rotates_keys) {
   check_pools(kOp, k_pool, v_pool, true);
   check_scales(kOp, narrower(k_pool, v_pool), k_scales, v_scales, k_scale, v_scale);
+  check_rotated(kOp, rotates_keys, k_pool, k_scales);
   const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = head_dim_of(k_pool);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);
   const at::Tensor k = source("k", k_in, k_in, k_pool);
@@ -87,8 +89,8 @@ void rope_paged_kv_write(
       .cos = cos.const_data_ptr<float>(),
       .sin = sin.const_data_ptr<float>(),
       .slot_mapping = slots,
-      .k_pool = target_of(k_pool, k_scales, k_scale),
-      .v_pool = target_of(v_pool, v_scales, v_scale),
+      .k_pool = target_of(k_pool, k_scales, k_scale, rotates_keys),
+      .v_pool = target_of(v_pool, v_scales, v_scale, false),
       .page_size = page_size,
       .kv_heads = kv_heads,
       .head_dim = head_dim,

@@ -50,7 +50,7 @@ void write(const KvWrite& a, const KvSource& source, const KvTarget& pool, int64
       const Source* x = static_cast<const Source*>(source.data) + t * source.token_stride + h * source.head_stride;
       if constexpr (sizeof(Target) == 1) {
         take(x, t, scratch);
-        if constexpr (std::is_same_v<Target, int4>) rotate_blocks(scratch, a.head_dim);
+        if (pool.rotated) rotate_blocks(scratch, a.head_dim);
         put<Target>(pool, page, slot, h, scratch, a.head_dim);
       } else {
         take(x, t, static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +

@@ -19,6 +19,7 @@ struct KvTarget {
   float* scales;  // [pages, page_size, kv_heads], or null
   int64_t scales_page_stride, scales_slot_stride, scales_head_stride;
   float scale;  // of 8-bit elements without `scales`
+  bool rotated;  // heads of 8 or 4 bits, before they are rounded
 };
 
 struct KvWrite {

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plugins.errors import PluginError
 from plugins.kv_quantization import INT4
 from plugins.kv_rotation import rotate_blocks
 from plugins.rope_paged_kv_write.reference import at_positions
@@ -173,13 +174,16 @@ def launch(
     v_scales: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    rotates_keys: bool = False,
     *,
     wrap: Callable[[Any], Any] | None = None,
 ) -> None:
     """Same arguments as `plugins.rope_paged_kv_write`, on the GPU; `wrap` as in `plugins.triton_kernel.run_kernel`.
 
-    Raises PluginError for dtypes, strides or a GPU that the kernel cannot serve; values are not checked.
+    Raises PluginError for rotated keys, dtypes, strides or a GPU that the kernel cannot serve; values are not checked.
     """
+    if rotates_keys:
+        raise PluginError("rope_paged_kv_write rotates no keys in int8 on a GPU; build the engine for a GPU.")
     k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     check_capability(cache.dtype, capability_of(k_pool))

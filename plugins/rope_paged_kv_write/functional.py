@@ -12,7 +12,7 @@ from plugins.registration import define_schema
 def define_twin(operator: Operator[..., Any], dynamic: bool) -> Any:
     """Declare and return the operator that gives new pools; `dynamic`: with a scale per token and head in place of the
     two numbers. Its arguments are the operator's, without those that it lacks."""
-    lacking = ("k_scale", "v_scale") if dynamic else operator.optional_tensors
+    lacking = (*(("k_scale", "v_scale") if dynamic else operator.optional_tensors), "rotates_keys")
     names = [a.name for a in operator.arguments if a.name not in lacking]
     written = [name for name in operator.writes if name in names]
     numbers = {name: "float" for name, _ in operator.attributes}

@@ -50,7 +50,7 @@ NODES = (
         name="RopePagedKvWrite",
         inputs=_INPUTS,
         outputs=("k_pool_out", "v_pool_out"),
-        attributes=OPERATOR.attributes,
+        attributes=OPERATOR.attributes[:2],
         calls="rope_paged_kv_write_functional",
         body=lambda cache: _body(cache, dynamic=False),
         caches=(Cache.FLOAT, Cache.E4M3, Cache.INT8),

@@ -19,9 +19,11 @@ def reference(
     v_scales: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    rotates_keys: bool = False,
 ) -> None:
     """Same arguments as `plugins.rope_paged_kv_write`; writes the pools in place."""
-    _write(at_positions(k, cos, sin), slot_mapping, k_pool, k_scales, k_scale)
+    k = at_positions(k, cos, sin)
+    _write(rotate_blocks(k) if rotates_keys else k, slot_mapping, k_pool, k_scales, k_scale)
     _write(v, slot_mapping, v_pool, v_scales, v_scale)
 
 

@@ -16,6 +16,7 @@ from kvforge.compiler import build_engine
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs.reference import reference_logits
+from plugins.kv_rotation import rotate_blocks
 from tests.support.models.checkpoints import ALL_FAMILIES, FAMILIES, load_weights, make_checkpoint
 from tests.support.models.engines import AWKWARD, SWIFTKV, SWIFTKV_FP8, EngineSpec
 from tests.support.models.engines import PLAIN as SHARED_PLAIN
@@ -204,7 +205,7 @@ def test_cached_elements_are_within_the_formats_error(
     kv_dtype: str, engines: EngineShelf, engines_compiled_with_full: EngineShelf
 ) -> None:
     """Layer 0 sees the same inputs whatever the cache: its K and V, read from the pools, are the exact engine's within
-    half a step of the format, and by what float32 rounds in a norm, a projection, the rotation and the division."""
+    half a step of the format, and by what float32 rounds in a norm, a projection, the rotations and the division."""
     options = dataclasses.replace(SWIFTKV_FP8.options, kv_dtype=kv_dtype)
     shelf = engines if kv_dtype == "fp8" else engines_compiled_with_full
     engine = shelf.engine(dataclasses.replace(SWIFTKV_FP8, options=options))
@@ -215,10 +216,11 @@ def test_cached_elements_are_within_the_formats_error(
     written = exact[0].isfinite().all(-1).all(-1)
     assert written.sum() == PROMPT
     hidden = config_of(engines.checkpoint(SWIFTKV)).hidden_size
-    for stored, scale, x in ((k, k_scales, exact[0]), (v, v_scales, exact[1])):
+    keys, spread = (exact[0], 1.0) if kv_dtype == "fp8" else (rotate_blocks(exact[0]), exact[0].shape[-1] ** 0.5)
+    for stored, scale, x, grown in ((k, k_scales, keys, spread), (v, v_scales, exact[1], 1.0)):
         wide, x = scale[written][..., None], x[written]
         step = torch.maximum(x.abs() / 8, wide * 2**-9) if kv_dtype == "fp8" else wide
-        rounding = sum_error(hidden, hidden, 4) * x.abs().max()
+        rounding = grown * sum_error(hidden, hidden, 4) * x.abs().max()
         assert ((stored[written].float() * wide - x).abs() <= step / 2 + rounding).all()
         assert (stored[written].float().abs().amax(-1) == (448 if kv_dtype == "fp8" else 127)).all()
 

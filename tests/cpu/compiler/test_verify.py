@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kvforge.common.errors import BuildError
+from kvforge.common.graph_nodes import argument
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper, export_verify
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
@@ -179,6 +180,19 @@ def test_scale_pools_out_of_place_are_refused(
     damage(graph)
     with pytest.raises(BuildError, match="does not take the K and the V pool with their scales of one owner"):
         verify(graph, config, options)
+
+
+@pytest.mark.parametrize("name", ["rope_paged_kv_write", "paged_attention"])
+def test_keys_that_are_not_rotated_as_the_others_are_refused(
+    name: str, lower_int8: ExportedGraph, config: ModelConfig, options: ResolvedOptions
+) -> None:
+    graph = copy.deepcopy(lower_int8)
+    node = operator_nodes(graph, name)[1]
+    assert argument(node, "rotates_keys") is True
+    node.args = tuple(value for value in node.args if value is not True)
+    node.kwargs = {key: value for key, value in node.kwargs.items() if value is not True}
+    with pytest.raises(BuildError, match="does not rotate the keys of layer 1"):
+        verify(graph, config, with_cache(options, "int8"))
 
 
 def test_another_owners_static_scale_is_refused(config: ModelConfig, options: ResolvedOptions) -> None:

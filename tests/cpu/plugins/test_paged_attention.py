@@ -386,6 +386,13 @@ def test_refuses_wrong_scales_by_name(name, value):
         plugins.paged_attention(**(good | {name: value}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_refuses_rotated_keys_but_in_int8_with_scales(dtype):
+    pool = torch.zeros(4, 16, 2, 64, dtype=dtype)
+    with pytest.raises(RuntimeError, match="paged_attention: rotates_keys is for a k_pool of int8 with k_scales"):
+        plugins.paged_attention(**(arguments() | {"k_pool": pool, "v_pool": pool}), rotates_keys=True)
+
+
 def test_refuses_scales_of_float_pools():
     scales = {key: torch.ones(4, 16, 2) for key in ("k_scales", "v_scales")}
     with pytest.raises(RuntimeError, match="paged_attention: k_scales are for 8-bit pools"):

@@ -6,7 +6,9 @@ from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
 from plugins.cases import ALL_FORMATS, MIXED_FORMATS
+from plugins.errors import PluginError
 from plugins.kv_quantization import INT4, LARGEST, quantize, stored_dim
+from plugins.registration import functional_writes
 from plugins.rope_paged_kv_write.cases import random_case as rope_paged_kv_write_case
 
 REFERENCE = plugins.OPERATORS["rope_paged_kv_write"].reference
@@ -23,8 +25,9 @@ def copies(args: tuple) -> tuple:
 
 def test_returns_what_it_was_given(isas, monkeypatch):
     for seed in range(10):
-        *tensors, k_scale, v_scale = copies(rope_paged_kv_write_case(seed, mixed=True))
-        result = plugins.rope_paged_kv_write(*tensors, k_scale=k_scale, v_scale=v_scale)
+        *tensors, k_scale, v_scale, rotates = copies(rope_paged_kv_write_case(seed, mixed=True))
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        result = plugins.rope_paged_kv_write(*tensors, **scales, rotates_keys=rotates)
         written = [x for x in tensors[5:] if x is not None]
         assert all(got is given for got, given in zip(result, written, strict=True))
 
@@ -171,6 +174,14 @@ def test_refuses_scales_of_float_pools():
     scales = {key: torch.zeros(2, 4, 2) for key in ("k_scales", "v_scales")}
     with pytest.raises(RuntimeError, match="rope_paged_kv_write: k_scales are for 8-bit pools"):
         plugins.rope_paged_kv_write(**(arguments() | scales))
+
+
+@pytest.mark.parametrize("pool", [torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8, dtype=torch.int8)])
+def test_refuses_rotated_keys_but_in_int8_with_scales(pool):
+    with pytest.raises(RuntimeError, match="rope_paged_kv_write: rotates_keys is for a k_pool of int8 with k_scales"):
+        plugins.rope_paged_kv_write(**(arguments() | {"k_pool": pool, "v_pool": pool}), rotates_keys=True)
+    with functional_writes(), pytest.raises(PluginError, match="rotates keys on CPUs alone"):
+        plugins.rope_paged_kv_write(**(arguments() | {"k_pool": pool, "v_pool": pool}), rotates_keys=True)
 
 
 def test_refuses_an_odd_head_dim():

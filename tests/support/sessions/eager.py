@@ -69,14 +69,14 @@ class EagerSession(Session):
         self._weights = weights
         head = options.draft_head
         with torch.device("meta"):
-            lower = LowerGraph(config, options.kv_scales, options.policy.insertion.layer_insertion(), head)
-            upper = UpperGraph(config, options.kv_scales, options.policy.insertion.layer_insertion(), head)
+            own = (options.kv_scales, options.policy.insertion.layer_insertion(), head, options.rotates_keys)
+            lower, upper = LowerGraph(config, *own), UpperGraph(config, *own)
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
         if options.prediction is not None:
             with torch.device("meta"):
-                predict = PredictGraph(options.prediction)
+                predict = PredictGraph(options.prediction, options.rotates_keys)
             self._predict = self._with_weights(predict)
 
         if head is not None:
