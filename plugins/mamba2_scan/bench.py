@@ -11,8 +11,7 @@ HEADS, HEAD_DIM, STATE_DIM = 48, 32, 128
 
 
 def scan(sequences: int, tokens: int) -> Benchmark:
-    """The floor is the greater of a vector multiplication and two multiply-adds for each number of a state and token,
-    each counted as a multiply-add of a product, and of reading and writing the states once."""
+    """The floor: three multiply-adds of each number of a state for each token, or the states read and written once."""
     total = sequences * tokens
     xbc = torch.randn(total, HEADS * HEAD_DIM + 2 * STATE_DIM).bfloat16()
     pool, rows = torch.randn(sequences, HEADS, STATE_DIM, HEAD_DIM), torch.arange(sequences).int()
