@@ -24,9 +24,11 @@ def copy_pages(cache: Cache, old: Tensor, new: Tensor) -> None:
 def move_tokens(cache: Cache, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
     """Move single heads' tokens bit for bit: from ``old`` to ``new``, each (pages, places, KV heads) int64 ``[N]``. All
     are read before any is written."""
+    _, size, heads = cache[0].shape[:3]
+    source, target = ((pages * size + places) * heads + head for pages, places, head in (old, new))
     for pool in cache:
-        rows = _indexable(pool)
-        rows[new] = rows[old]
+        rows = _indexable(pool).view(-1, *pool.shape[3:])
+        rows.index_copy_(0, target, rows.index_select(0, source))
 
 
 def read_keys(cache: Cache, pages: Tensor, places: Tensor, k_scale: float) -> Tensor:

@@ -11,7 +11,6 @@ from kvforge.kv_policies.eviction.budget_lanes import LaneState, Located, Scored
 from kvforge.kv_policies.eviction.state import Places
 from kvforge.kv_policies.state import EngineMemory
 from kvforge.kv_policies.transition import CachedSequence, Transition
-from model_defs.cache_access import copy_pages
 
 
 @dataclass(frozen=True)
@@ -97,24 +96,14 @@ class ScoreLanes(LaneState):
         return transition.sequence.pages[: self._division(transition.sequence).num_shared]
 
     def _copy_pages(self, transitions: Sequence[Transition]) -> None:
-        """See ``EvictionState``; scores are copied with K and V."""
-        super()._copy_pages(transitions)
-        for transition in transitions:
-            pairs = [
-                (old, new)
-                for old, new in zip(transition.old_pages, self._kept_pages(transition), strict=False)
-                if old != new
-            ]
-            if pairs:
-                old, new = torch.tensor(pairs, device=self._device).T
-                for state in self._states:
-                    copy_pages((state[1],), old, new)
+        """Not one: tokens that stay go from the old pages to those that are kept, and fill them."""
 
     def _places(self, transitions: Sequence[Transition]) -> Places:
         (transition,) = transitions
-        kept = self._kept_pages(transition)
-        pages = [*kept, *transition.old_pages[len(kept) :]]
-        return self._before(transition.sequence, pages, keep=len(kept))
+        return self._before(transition.sequence, transition.old_pages, keep=len(self._kept_pages(transition)))
+
+    def _kept_table(self, places: Places) -> Tensor:
+        return torch.tensor(self._kept_pages(places.transitions[0]), dtype=torch.long, device=self._device)
 
     def _evict(self, transitions: Sequence[Transition]) -> None:
         (transition,) = transitions

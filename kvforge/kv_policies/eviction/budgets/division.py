@@ -35,8 +35,14 @@ def best_of_all(score: Tensor, floor: int, budget: int) -> list[int]:
     scores one of more of its head's best before it comes later, then that of a higher head."""
     num_heads, length = score.shape
     floor = min(floor, length)
-    # Ranks first, so that a stable sort takes equal scores in their order.
-    others = score[:, floor:].T.flatten()
-    best = others.argsort(descending=True, stable=True)[: num_heads * (budget - floor)]
-    counts = (best % num_heads).bincount(minlength=num_heads)
-    return [floor + int(more) for more in counts.tolist()]
+    others = score[:, floor:]
+    wanted = num_heads * (budget - floor)
+    if wanted >= others.numel():
+        return [length] * num_heads
+    if wanted <= 0:
+        return [floor] * num_heads
+    last = others.flatten().kthvalue(others.numel() - wanted + 1).values
+    counts = (others > last).sum(1)
+    ties = (others == last).T.nonzero()[: wanted - int(counts.sum()), 1]
+    counts += ties.bincount(minlength=num_heads)
+    return [floor + more for more in counts.tolist()]
