@@ -26,7 +26,7 @@ class Outcome:
     door: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"answer": self.answer[:160]}
+        return asdict(self) | {"answer": self.answer[:60]}
 
 
 def idle(neighbours: Neighbours, seconds: float) -> Outcome:
