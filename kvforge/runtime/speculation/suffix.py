@@ -57,9 +57,9 @@ class SuffixDrafter:
         scope = self._scope(sequence)
         if scope is None or sequence.status is not Status.FINISHED or sequence.num_counted == sequence.length:
             return
-        before = min(sequence.num_counted, DEPTHS[0])
-        self._ended.append((scope, sequence.tokens[sequence.num_counted - before : sequence.length].copy(), before))
-        self._num_ended += sequence.length - sequence.num_counted
+        start = max(sequence.num_counted, sequence.length - self._max_tokens)
+        self._keep(scope, sequence.tokens[: sequence.length], start)
+        self._num_ended += sequence.length - start
         sequence.num_counted = sequence.length
         while self._num_ended > self._max_tokens:
             _, tokens, start = self._ended.popleft()
@@ -87,9 +87,14 @@ class SuffixDrafter:
             end = min(start + count, len(tokens))
             self._counts.add(scope, tokens, start, end)
             if end < len(tokens):
-                self._ended.append((scope, tokens, end))
+                self._keep(scope, tokens, end)
             self._num_ended -= end - start
             count -= end - start
+
+    def _keep(self, scope: str, tokens: np.ndarray, start: int) -> None:
+        """Keep the tokens from ``start`` on to be counted, and of those before them what runs need."""
+        before = min(start, DEPTHS[0])
+        self._ended.append((scope, tokens[start - before :].copy(), before))
 
     def _draft(self, sequence: Sequence, count: int) -> Draft:
         scope = self._scope(sequence)

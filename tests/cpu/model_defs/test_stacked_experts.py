@@ -135,7 +135,8 @@ def test_sinks_beside_caches_of_fewer_bits(
     session = eager_session(path, BuildOptions(page_size=8, max_num_tokens=256, kv_dtype=kv_dtype))
     tokens, config, weights = tokens_of(session), config_of(path), load_weights(path)
     exact = reference_logits(config, weights, torch.tensor(tokens))
-    wanted = reference_logits(config, weights, torch.tensor(tokens), dtype)
+    rotates = session.options.rotates_keys
+    wanted = reference_logits(config, weights, torch.tensor(tokens), dtype, rotates_keys=rotates)
     effect = (wanted - exact).square().mean().sqrt()
     for chunk in (7, 64):
         error = (session_logits(session, tokens, chunk) - wanted).square().mean().sqrt()

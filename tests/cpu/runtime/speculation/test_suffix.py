@@ -97,7 +97,7 @@ def test_tokens_that_too_few_came_before_leave_like_all_others():
 
 def sequence_of(prompt, answer=(), **params):
     tokens, metrics = np.asarray(prompt, dtype=np.int32), RequestMetrics(0, 0)
-    sequence = Sequence("a", 0, (0, 0, 0), tokens, SamplingParams(**params), 64, metrics)
+    sequence = Sequence("a", 0, (0, 0, 0), tokens, SamplingParams(**params), 512, metrics)
     for token in answer:
         sequence.append(token)
     return sequence
@@ -174,6 +174,26 @@ def test_outputs_that_ended_are_counted_with_drafts_a_few_tokens_each_the_newest
     assert drafter.stats() == {"suffix_num_tokens": 4 * CATCH_UP}
     drafts = drafter.draft([sequence_of([9, *answers[1][-4:-2]]), new], [2, 1])
     assert drafts[0].token_ids == tuple(answers[1][-2:])
+
+
+def test_what_waits_to_be_counted_is_all_that_is_held():
+    """Of texts that were all but counted when newer ones ended, too; of one longer than what is kept, its end."""
+    length, most = 20 * CATCH_UP + 1, 20 * CATCH_UP + 6
+    drafter = SuffixDrafter(SpeculativeConfig("suffix", suffix_sharing="all", suffix_max_tokens=most))
+    for number in range(1, 6):
+        ended = sequence_of([1, 2], range(length))
+        ended.status = Status.FINISHED
+        drafter.forget(ended)
+        drafter.draft([sequence_of([9])] * 20, [1] * 20)
+        assert sum(len(tokens) for _, tokens, _ in drafter._ended) == number * (1 + DEPTHS[0])
+    longer = sequence_of([1, 2], range(1_000, 1_000 + 2 * length))
+    longer.status = Status.FINISHED
+    drafter.forget(longer)
+    drafter.draft([sequence_of([9])] * 21, [1] * 21)
+    assert drafter.stats() == {"suffix_num_tokens": most}
+    for start, is_known in ((1_000, False), (1_000 + length, True)):
+        draft = drafter.draft([sequence_of([9, start, start + 1])], [1])[0]
+        assert draft.token_ids == ((start + 2,) if is_known else ())
 
 
 def test_the_draft_with_more_expected_tokens_counts():
