@@ -1,4 +1,4 @@
-// Preloaded into tritonserver (stub_waits.py). Its Python backend waits a second for a model's process to take a
+// Preloaded into tritonserver (triton_waits.py). Its Python backend waits a second for a model's process to take a
 // request, and then asks whether that process has said meanwhile that it lives. If not, it frees the request in shared
 // memory. A process that was paused, or got no core for a second, reads it all the same when it goes on: it crashes, and
 // with a lock on shared memory that it held tritonserver does. So the wait lasts for as long as a stub may be silent,
