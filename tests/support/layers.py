@@ -97,6 +97,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {file: found.get("", 0.0) for file, found in durations.items()}
     for item in items:
         seconds[files[item]] = seconds.get(files[item], 0.0) + _seconds(item, durations)
+    for (
+        file,
+        found,
+    ) in durations.items():  # a shared fixture is in the seconds of one test, which may not be among these
+        seconds[file] = max(seconds[file], sum(each for name, each in found.items() if name[:1] == "@"))
     items.sort(key=lambda item: -seconds[files[item]])
 
 
