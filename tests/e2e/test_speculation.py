@@ -77,7 +77,9 @@ def test_outputs_are_kept_for_requests_of_their_scope(drafting_engine: Path) -> 
             asked = ask("tensorrt_llm", [5, 6, 7], 20, streaming=False, end_id=-1)
             return post(f"{server.http_url}/v2/models/tensorrt_llm/generate", {**asked, **parameters})
 
-        assert [answer(**given).status for given in ({}, {"draft_scope": "a"}, {"draft_scope": "b"})] == [200] * 3
-        wait_until(lambda: value(server, "kvforge_suffix_tokens") == 40, "two outputs of three are kept")
+        assert [answer().status for _ in range(3)] == [200] * 3
+        assert value(server, "kvforge_suffix_tokens") == 0, "outputs without a scope are not counted"
+        assert [answer(draft_scope=scope).status for scope in "abab"] == [200] * 4
+        wait_until(lambda: 0 < value(server, "kvforge_suffix_tokens") <= 80, "those of scopes are")
         refused = answer(draft_scope=5)
         assert refused.status == 400 and "'draft_scope' cannot be used; give a text" in refused.body

@@ -50,9 +50,9 @@ def graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[Low
     """The graphs in eager torch on the operators' references."""
     references = {name: operator.reference for name, operator in plugins.OPERATORS.items()}
 
-    def write(*tensors: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, ...]:
+    def write(*tensors: Tensor, k_scale: float, v_scale: float, rotates_keys: bool) -> tuple[Tensor, ...]:
         scales = () if len(tensors) > 7 else (None, None)
-        references["rope_paged_kv_write"](*tensors, *scales, k_scale, v_scale)
+        references["rope_paged_kv_write"](*tensors, *scales, k_scale, v_scale, rotates_keys)
         return tensors[5:]
 
     def observe(*arguments: Any) -> tuple[Tensor, ...]:
