@@ -169,11 +169,27 @@ def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
+def cases_left(known: Durations, lines: list[dict[str, Any]]) -> Durations:
+    """Return the known seconds of the other cases of the functions that a run had some cases of."""
+    run = {line["test"] for line in lines}
+    functions = {test.partition("[")[0] for test in run}
+    return {
+        file: {
+            name: seconds
+            for name, seconds in found.items()
+            if (test := f"{file}::{name}") not in run and test.partition("[")[0] in functions
+        }
+        for file, found in known.items()
+    }
+
+
 def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     known = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
     files = {file: each for file, each in known.items() if (ROOT / file).is_file()}
-    files |= durations_of(read(Path(sys.argv[1])))
+    lines = read(Path(sys.argv[1]))
+    left = cases_left(files, lines)
+    files |= {file: left.get(file, {}) | found for file, found in durations_of(lines).items()}
     measured = {"seconds on": machine.partition(": ")[2], "files": dict(sorted(files.items()))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.layers import DAILY_S, DAYS, cases_of_the_week
+from tests.support.layers import DAILY_S, DAYS, cases_left, cases_of_the_week
 from tests.support.random_cases import cases_of_day, in_turn
 
 
@@ -36,3 +36,12 @@ def test_a_week_has_every_case() -> None:
     for day in days:
         count = {name: sum(f"test_{name}[" in item.nodeid for item in day) for name in seconds}
         assert count == {"long": 5, "half": 4, "short": 50, "one": 1}
+
+
+def test_a_run_of_some_cases_leaves_the_seconds_of_the_others() -> None:
+    known = {
+        "test_a.py": {"": 1.0, "@built": 9.0, "test_x[1]": 2.0, "test_x[2]": 3.0, "test_gone": 4.0},
+        "test_b.py": {},
+    }
+    run = [{"test": "test_a.py::test_x[2]"}, {"test": "test_a.py::test_y"}]
+    assert cases_left(known, run) == {"test_a.py": {"test_x[1]": 2.0}, "test_b.py": {}}
