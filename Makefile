@@ -30,8 +30,8 @@ chat: $(SERVE)
 demo: $(SERVE)
 	$(BIN)/kvforge demo
 
-quick: $(DEV)
-	$(PYTEST) tests/cpu tests/trt --quick
+quick: $(DEV)  # no test waits: a process for each core
+	$(PYTEST) --numprocesses 2 tests/cpu tests/trt --quick
 
 test: $(DEV)
 	$(BIN)/python -m tests.support.models.shelf

@@ -94,6 +94,11 @@ class Operator(Generic[P, R]):
         kinds = {"int": int, "float": float, "bool": bool}
         return tuple((a.name, kinds[str(a.type)]) for a in self.arguments if str(a.type) in kinds)
 
+    def typed(self, *names: str) -> tuple[tuple[str, type], ...]:
+        """Some of `attributes`, by name and in the order given: a node of another format does not take all."""
+        types = dict(self.attributes)
+        return tuple((name, types[name]) for name in names)
+
     @property
     def backends(self) -> tuple[str, ...]:
         """The implementations that exist, `reference` first."""

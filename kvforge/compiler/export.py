@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from model_defs.head_kinds import HEAD_CODE
 from model_defs.predict_graph import PredictGraph, frequencies_of
 from model_defs.rope import frequency_buffer, inverse_frequencies, rope_tables
 from model_defs.weights import FLOAT32
+
+Graph = TypeVar("Graph", LowerGraph, UpperGraph)
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
@@ -175,14 +177,19 @@ def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = 
     )
 
 
+def make_graph(graph: type[Graph], config: ModelConfig, options: ResolvedOptions) -> Graph:
+    """Return ``lower`` or ``upper`` on the meta device, for the cache and the policy of the options."""
+    insertion = options.policy.insertion.layer_insertion()
+    with torch.device("meta"):
+        return graph(config, options.kv_scales, insertion, options.draft_head, options.rotates_keys)
+
+
 def export_lower(
     config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[LowerGraph] = LowerGraph
 ) -> ExportedGraph:
     """Export ``lower``: T, S, M and the numbers of pages and states are dynamic; with a policy's state also Ms and the
     slots."""
-    with torch.device("meta"):
-        insertion = options.policy.insertion.layer_insertion()
-        module = module_type(config, options.kv_scales, insertion, options.draft_head, options.rotates_keys)
+    module = make_graph(module_type, config, options)
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
@@ -199,9 +206,7 @@ def export_upper(
     config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[UpperGraph] = UpperGraph
 ) -> ExportedGraph:
     """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
-    with torch.device("meta"):
-        insertion = options.policy.insertion.layer_insertion()
-        module = module_type(config, options.kv_scales, insertion, options.draft_head, options.rotates_keys)
+    module = make_graph(module_type, config, options)
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read

@@ -113,6 +113,7 @@ def _ask(engine: DemoEngine, server: TritonServer, questions: Sequence[Example],
 
 def _report(engine: DemoEngine, questions: Sequence[Example], run: StreamedRun) -> ModelReport:
     """Compare what was streamed with what the engine answers without a server."""
+    print(f"{engine.model.name}: answering them again without a server ...", flush=True)
     prompts = [question.prompt for question in questions]
     llm = LLM(engine.path, kv_cache_gib=KV_CACHE_GIB)
     offline = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS), use_tqdm=False)

@@ -44,7 +44,7 @@ PLUGINS = (
         num_outputs=1,
         types=tuple((x, x, torch.int8, _I32, _I32, _I32, _F32) for x in FLOATS),
         spec=_scores_spec,
-        attributes=OPERATOR.attributes[:1],
+        attributes=OPERATOR.typed("scale"),
     ),
     PluginDefinition(
         name="LandmarkSelectChoose",
@@ -53,6 +53,6 @@ PLUGINS = (
         num_outputs=1,
         types=((_F32, _I32, _I32, _I32),),
         spec=_choose_spec,
-        attributes=(("kv_heads", int), *OPERATOR.attributes[1:]),
+        attributes=(("kv_heads", int), *OPERATOR.typed("max_selected")),
     ),
 )

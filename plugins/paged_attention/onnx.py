@@ -9,7 +9,9 @@ from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_pairs import out_of_pairs, rotate_blocks
 from plugins.paged_attention import OPERATOR
 
-_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPERATOR.attributes[:4]
+_INPUTS, _SCALES = OPERATOR.tensors, ("k_scales", "v_scales")
+_DYNAMIC = ("scale", "window")
+_STATIC = (*_DYNAMIC, "k_scale", "v_scale")
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
@@ -77,8 +79,8 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
         attended = rotate_blocks(body, attended, head_dim)
     result = [("attended", body.CastLike(attended, "q"))]
     if dynamic:
-        return body.function("PagedAttentionDynamic", (*_INPUTS, *_SCALES), result, ("scale", "window"))
-    return body.function("PagedAttention", _INPUTS, result, ("scale", "window", "k_scale", "v_scale"))
+        return body.function("PagedAttentionDynamic", (*_INPUTS, *_SCALES), result, _DYNAMIC)
+    return body.function("PagedAttention", _INPUTS, result, _STATIC)
 
 
 NODES = (
@@ -86,7 +88,7 @@ NODES = (
         name="PagedAttention",
         inputs=_INPUTS,
         outputs=("attended",),
-        attributes=_ATTRIBUTES,
+        attributes=OPERATOR.typed(*_STATIC),
         body=lambda cache: _body(cache, dynamic=False),
         caches=(Cache.FLOAT, Cache.E4M3, Cache.INT8),
     ),
@@ -94,7 +96,7 @@ NODES = (
         name="PagedAttentionDynamic",
         inputs=(*_INPUTS, *_SCALES),
         outputs=("attended",),
-        attributes=_ATTRIBUTES[:2],
+        attributes=OPERATOR.typed(*_DYNAMIC),
         body=lambda cache: _body(cache, dynamic=True),
         caches=(Cache.E4M3, Cache.INT8, Cache.INT4),
     ),

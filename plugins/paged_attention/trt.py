@@ -85,7 +85,7 @@ def _types(dynamic: bool, partial_in: bool = False, partial_out: bool = False) -
 def _plugins(dynamic: bool) -> tuple[PluginDefinition, ...]:
     suffix = "Dynamic" if dynamic else ""
     inputs = (*OPERATOR.tensors, *SCALES) if dynamic else OPERATOR.tensors
-    attributes = OPERATOR.attributes[: 2 if dynamic else 4]
+    attributes = OPERATOR.typed("scale", "window", *(() if dynamic else ("k_scale", "v_scale")))
     return (
         PluginDefinition(
             name=f"PagedAttention{suffix}",

@@ -10,6 +10,7 @@ from plugins.onnx_rotation import rotate
 from plugins.rope_paged_kv_write import OPERATOR
 
 _INPUTS, _SCALES = OPERATOR.tensors, OPERATOR.optional_tensors
+_STATIC = ("k_scale", "v_scale")
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
@@ -42,7 +43,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
         pools.append((f"{name}_pool_out", close(body.ScatterND(before, places, stored))))
     if dynamic:
         return body.function("RopePagedKvWriteDynamic", (*_INPUTS, *_SCALES), [*pools, *scales])
-    return body.function("RopePagedKvWrite", _INPUTS, pools, ("k_scale", "v_scale"))
+    return body.function("RopePagedKvWrite", _INPUTS, pools, _STATIC)
 
 
 NODES = (
@@ -50,7 +51,7 @@ NODES = (
         name="RopePagedKvWrite",
         inputs=_INPUTS,
         outputs=("k_pool_out", "v_pool_out"),
-        attributes=OPERATOR.attributes[:2],
+        attributes=OPERATOR.typed(*_STATIC),
         calls="rope_paged_kv_write_functional",
         body=lambda cache: _body(cache, dynamic=False),
         caches=(Cache.FLOAT, Cache.E4M3, Cache.INT8),

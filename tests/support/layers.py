@@ -1,8 +1,8 @@
 """Which tests run, and in which order: markers by folder, ``--quick``, ``--weekly``, and the longest file first.
 
-``tests/durations.json`` has the seconds of files and of their longer tests, as measured on one machine (it says which):
-core time or wall clock, whichever is more. Only their proportions matter. ``python -m tests.support.layers LEDGER``
-writes those of the files that the ledger of a run has, and leaves the others as they are.
+``tests/durations.json`` has seconds as measured on one machine (it says which): of a case of each longer test function,
+their mean; of each fixture that tests share, as ``@NAME``; of the rest of a file, as ``""``. ``python -m
+tests.support.layers LEDGER`` writes those of the files that the ledger of a run has, and leaves the others as they are.
 """
 
 import json
@@ -20,7 +20,9 @@ from tests.support.random_cases import in_turn
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 LONG_S = 0.2
-"""From here on a test is left out of ``--quick``, and those that share a fixture that takes so long."""
+"""From here on a test function is left out of ``--quick``, and those that share a fixture that takes so long."""
+NOTED_S = 1.0
+"""Cases that take so long together have their seconds in the file, however short each is."""
 CASES = 6
 """So many cases of a test function belong to ``--quick``, others on each day."""
 DAYS = 7
@@ -94,14 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _keep(items, few_cases(quick, config.getoption("--day")))
     if config.getoption("--weekly") and not config.getoption("--full"):
         _keep(items, cases_of_the_week(items, config.getoption("--day"), durations))
-    seconds = {file: found.get("", 0.0) for file, found in durations.items()}
+    seconds: dict[str, float] = defaultdict(float)
+    for file, found in durations.items():
+        seconds[file] = sum(each for name, each in found.items() if name[:1] in ("", "@"))
     for item in items:
-        seconds[files[item]] = seconds.get(files[item], 0.0) + _seconds(item, durations)
-    for (
-        file,
-        found,
-    ) in durations.items():  # a shared fixture is in the seconds of one test, which may not be among these
-        seconds[file] = max(seconds[file], sum(each for name, each in found.items() if name[:1] == "@"))
+        seconds[files[item]] += _seconds(item, durations)
     items.sort(key=lambda item: -seconds[files[item]])
 
 
@@ -112,15 +111,15 @@ def _keep(items: list[pytest.Item], kept: list[pytest.Item]) -> None:
 
 
 def _seconds(item: pytest.Item, durations: Durations) -> float:
-    """Those of one test; 0 for one that is short or new."""
-    file, _, name = item.nodeid.partition("::")
+    """Those of one case; 0 of a test that is short or new."""
+    file, _, name = _function(item.nodeid).partition("::")
     return durations.get(file, {}).get(name, 0.0)
 
 
 def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
     """A test that is new counts as quick."""
     fixtures = getattr(item, "fixturenames", ())
-    needs = [item.nodeid.partition("::")[2], *(f"@{name}" for name in fixtures)]
+    needs = [_function(item.nodeid).partition("::")[2], *(f"@{name}" for name in fixtures)]
     return COMPILED not in fixtures and all(durations.get(each, 0.0) < LONG_S for each in needs)
 
 
@@ -147,49 +146,52 @@ def cases_of_the_week(items: list[pytest.Item], day: int, durations: Durations) 
 def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        functions[item.nodeid.partition("[")[0]].append(item)
+        functions[_function(item.nodeid)].append(item)
     return functions
 
 
+def _function(test: str) -> str:
+    """A test's id without its case."""
+    return test.partition("[")[0]
+
+
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return seconds by file and test; tests below LONG_S together as ``""``. What a fixture takes that several tests
-    share stands beside it as ``@NAME``, and is in those of the test that came first."""
-    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    """Return seconds by file and name, as the file has them: core time, or the wall clock of what mostly waits. What a
+    shared fixture takes is no longer in those of the test that came first."""
+    tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    fixtures: dict[str, float] = defaultdict(float)
     for line in lines:
-        file, _, name = line["test"].partition("::")
-        if line["kind"] in ("phase", "fixture"):
-            name = name if line["kind"] == "phase" else f"@{line['name']}"
-            seconds[file][name] += max(line["core_s"], line["wall_s"])
-    found = {}
-    for file, tests in sorted(seconds.items()):
-        long = {name: round(each, 1) for name, each in sorted(tests.items()) if each >= LONG_S}
-        rest = round(sum(each for name, each in tests.items() if each < LONG_S and name[:1] != "@"), 1)
-        if long or rest:
-            found[file] = {"": rest, **long}
+        spent = line["core_s"], line["wall_s"]
+        if line["kind"] == "phase":
+            tests[line["test"]] = [a + b for a, b in zip(tests[line["test"]], spent, strict=True)]
+        elif line["kind"] == "fixture":
+            tests[line["test"]] = [a - b for a, b in zip(tests[line["test"]], spent, strict=True)]
+            fixtures[f"{line['test'].partition('::')[0]}::@{line['name']}"] += _seconds_of(*spent)
+    cases: dict[str, list[float]] = defaultdict(list)
+    for test, spent in tests.items():
+        cases[_function(test)].append(max(0.0, _seconds_of(*spent)))
+    long = {name: each for name, each in fixtures.items() if each >= LONG_S}
+    long |= {
+        name: mean for name, each in cases.items() if (mean := sum(each) / len(each)) >= LONG_S or sum(each) >= NOTED_S
+    }
+    rest: dict[str, float] = defaultdict(float)
+    for name, each in cases.items():
+        rest[name.partition("::")[0]] += 0.0 if name in long else sum(each)
+    found: dict[str, dict[str, float]] = {file: {"": round(each, 1)} for file, each in sorted(rest.items())}
+    for name, each in sorted(long.items()):
+        found[name.partition("::")[0]][name.partition("::")[2]] = round(each, 2)
     return found
 
 
-def cases_left(known: Durations, lines: list[dict[str, Any]]) -> Durations:
-    """Return the known seconds of the other cases of the functions that a run had some cases of."""
-    run = {line["test"] for line in lines}
-    functions = {test.partition("[")[0] for test in run}
-    return {
-        file: {
-            name: seconds
-            for name, seconds in found.items()
-            if (test := f"{file}::{name}") not in run and test.partition("[")[0] in functions
-        }
-        for file, found in known.items()
-    }
+def _seconds_of(core_s: float, wall_s: float) -> float:
+    return core_s if core_s > wall_s / 2 else wall_s
 
 
 def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     known = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
     files = {file: each for file, each in known.items() if (ROOT / file).is_file()}
-    lines = read(Path(sys.argv[1]))
-    left = cases_left(files, lines)
-    files |= {file: left.get(file, {}) | found for file, found in durations_of(lines).items()}
+    files |= durations_of(read(Path(sys.argv[1])))
     measured = {"seconds on": machine.partition(": ")[2], "files": dict(sorted(files.items()))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.layers import DAILY_S, DAYS, cases_left, cases_of_the_week
+from tests.support.layers import DAILY_S, DAYS, cases_of_the_week, durations_of
 from tests.support.random_cases import cases_of_day, in_turn
 
 
@@ -30,7 +30,7 @@ def test_a_week_has_every_case() -> None:
         for name, (count, _) in seconds.items()
         for index in range(count)
     ]
-    durations = {"test_a.py": {item.nodeid[11:]: seconds[item.nodeid[16:].partition("[")[0]][1] for item in items}}
+    durations = {"test_a.py": {f"test_{name}": each for name, (_, each) in seconds.items()}}
     days = [cases_of_the_week(items, day, durations) for day in range(20_700, 20_700 + DAYS)]  # type: ignore[arg-type]
     assert {item.nodeid for day in days for item in day} == {item.nodeid for item in items}
     for day in days:
@@ -38,10 +38,18 @@ def test_a_week_has_every_case() -> None:
         assert count == {"long": 5, "half": 4, "short": 50, "one": 1}
 
 
-def test_a_run_of_some_cases_leaves_the_seconds_of_the_others() -> None:
-    known = {
-        "test_a.py": {"": 1.0, "@built": 9.0, "test_x[1]": 2.0, "test_x[2]": 3.0, "test_gone": 4.0},
-        "test_b.py": {},
-    }
-    run = [{"test": "test_a.py::test_x[2]"}, {"test": "test_a.py::test_y"}]
-    assert cases_left(known, run) == {"test_a.py": {"test_x[1]": 2.0}, "test_b.py": {}}
+def test_seconds_are_of_a_case_and_of_shared_fixtures() -> None:
+    def line(test: str, kind: str, core_s: float, wall_s: float, name: str = "call") -> dict[str, object]:
+        return {"test": f"test_a.py::test_{test}", "kind": kind, "name": name, "core_s": core_s, "wall_s": wall_s}
+
+    lines = [
+        line("long[1]", "fixture", 5.0, 5.5, "built"),
+        line("long[1]", "phase", 5.0, 5.5, "setup"),
+        line("long[1]", "phase", 1.0, 1.1),
+        line("long[2]", "phase", 2.0, 2.1),
+        line("waits", "phase", 0.1, 3.0),
+        *(line(f"many[{index}]", "phase", 0.15, 0.15) for index in range(20)),
+        line("short", "phase", 0.1, 0.1),
+    ]
+    seconds = {"": 0.1, "@built": 5.0, "test_long": 1.5, "test_waits": 3.0, "test_many": 0.15}
+    assert durations_of(lines) == {"test_a.py": seconds}

@@ -21,7 +21,7 @@ from kvforge.compiler.build import find_scorer, num_positions, open_draft, open_
 from kvforge.compiler.calibration import calibration_of
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
-from kvforge.compiler.export import uninitialised
+from kvforge.compiler.export import make_graph, uninitialised
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
@@ -68,9 +68,8 @@ class EagerSession(Session):
         self._policy = self.manifest.policy
         self._weights = weights
         head = options.draft_head
+        lower, upper = (make_graph(graph, config, options) for graph in (LowerGraph, UpperGraph))
         with torch.device("meta"):
-            own = (options.kv_scales, options.policy.insertion.layer_insertion(), head, options.rotates_keys)
-            lower, upper = LowerGraph(config, *own), UpperGraph(config, *own)
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
