@@ -155,9 +155,10 @@ def _function(test: str) -> str:
     return test.partition("[")[0]
 
 
-def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def durations_of(lines: list[dict[str, Any]], known: Durations) -> Durations:
     """Return seconds by file and name, as the file has them: core time, or the wall clock of what mostly waits. What a
-    shared fixture takes is no longer in those of the test that came first."""
+    shared fixture takes is not in those of the test that came first, and is no less than is known: a run may have found
+    on the shelf what another must make."""
     tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     fixtures: dict[str, float] = defaultdict(float)
     for line in lines:
@@ -170,6 +171,9 @@ def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     cases: dict[str, list[float]] = defaultdict(list)
     for test, spent in tests.items():
         cases[_function(test)].append(max(0.0, _seconds_of(*spent)))
+    for name, each in fixtures.items():
+        file, _, fixture = name.partition("::")
+        fixtures[name] = max(each, known.get(file, {}).get(fixture, 0.0))
     long = {name: each for name, each in fixtures.items() if each >= LONG_S}
     long |= {
         name: mean for name, each in cases.items() if (mean := sum(each) / len(each)) >= LONG_S or sum(each) >= NOTED_S
@@ -191,7 +195,7 @@ def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     known = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
     files = {file: each for file, each in known.items() if (ROOT / file).is_file()}
-    files |= durations_of(read(Path(sys.argv[1])))
+    files |= durations_of(read(Path(sys.argv[1])), known)
     measured = {"seconds on": machine.partition(": ")[2], "files": dict(sorted(files.items()))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 

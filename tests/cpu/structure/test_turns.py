@@ -51,5 +51,7 @@ def test_seconds_are_of_a_case_and_of_shared_fixtures() -> None:
         *(line(f"many[{index}]", "phase", 0.15, 0.15) for index in range(20)),
         line("short", "phase", 0.1, 0.1),
     ]
-    seconds = {"": 0.1, "@built": 5.0, "test_long": 1.5, "test_waits": 3.0, "test_many": 0.15}
-    assert durations_of(lines) == {"test_a.py": seconds}
+    known = {"test_a.py": {"@built": 60.0, "@gone": 3.0, "test_long": 9.0}}
+    seconds = {"": 0.1, "@built": 60.0, "test_long": 1.5, "test_waits": 3.0, "test_many": 0.15}
+    assert durations_of(lines, known) == {"test_a.py": seconds}
+    assert durations_of(lines, {}) == {"test_a.py": seconds | {"@built": 5.0}}
