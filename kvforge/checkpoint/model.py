@@ -87,9 +87,15 @@ def check_is_rewired(checkpoint: Checkpoint) -> None:
 def check_is_trained(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a family that has no model to calibrate and train."""
     check_is_rewired(checkpoint)
-    family, experts = family_of(checkpoint.hf_config), read_model_config(checkpoint).experts
-    if family is not None and not (family.is_trained and not (experts and experts.shared_is_mlp)):
+    family = family_of(checkpoint.hf_config)
+    if family is not None and not may_be_trained(checkpoint):
         raise _as_it_is(checkpoint, family, "distil or calibrate")
+
+
+def may_be_trained(checkpoint: Checkpoint) -> bool:
+    """Whether there is a model to calibrate and train."""
+    family, experts = family_of(checkpoint.hf_config), read_model_config(checkpoint).experts
+    return family is None or (family.is_trained and not (experts and experts.shared_is_mlp))
 
 
 def check_has_no_states(checkpoint: Checkpoint) -> None:

@@ -74,7 +74,7 @@ def fit_maps(
         missed = Unexplained()
         for sample in inputs["base"].held_out:
             missed.add(projection(inputs["base"].read(owner, sample)), read(layer, sample) @ weight.T + bias)
-        fits.append(MapFit(owner, layer, *missed.halves()))
+        fits.append(MapFit(owner, layer, *missed.shares(projection.sizes)))
         for index, part in enumerate(("k_proj", "v_proj")):
             tensors[f"{MAPS}.{owner}.{part}.weight"] = weight.chunk(2)[index].float().contiguous()
             tensors[f"{MAPS}.{owner}.{part}.bias"] = bias.chunk(2)[index].float().contiguous()

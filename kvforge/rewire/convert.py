@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
+from kvforge.checkpoint.model import may_be_trained
 from kvforge.checkpoint.output import check_output
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure
@@ -21,7 +22,7 @@ from kvforge.rewire.inputs import record_inputs
 from kvforge.rewire.minicache import shared_target
 from kvforge.rewire.options import FITTED_INITS, INITS, RewireOptions
 from kvforge.rewire.plot import plot_similarity
-from kvforge.rewire.ridge import OwnerFit, fit_owners, mean_target
+from kvforge.rewire.ridge import Fitted, OwnerFit, StateFit, fit_owners, fit_states, mean_target
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import PlainCheckpoint, open_source
 from kvforge.rewire.write import write_config, write_weights
@@ -34,23 +35,24 @@ Progress = Callable[[str, int, int], object]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What calibration found. ``candidates`` is empty unless the cut was to be chosen, ``owners`` and ``fitted`` (the
-    projections by tensor name) unless they were fitted, ``similarity`` ``[layers, layers]`` None unless it was needed.
-    """
+    """What calibration found. ``candidates`` is empty unless the cut was to be chosen, ``owners``, ``states`` and
+    ``fitted`` (the projections by tensor name) unless they were fitted, ``similarity`` ``[layers, layers]`` None unless
+    it was needed."""
 
     cut: int
     num_tokens: int = 0
     candidates: tuple[Candidate, ...] = ()
     similarity: Tensor | None = None
     owners: tuple[OwnerFit, ...] = ()
-    fitted: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
+    states: tuple[StateFit, ...] = ()
+    fitted: Fitted = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class RewireSummary:
     """What was written. ``weight_bytes`` are those of all tensors, ``new_parameters`` counts what SwiftKV added;
     ``init`` is "" where the cut is blind, and ``num_anchors`` is 0 where it is not;
-    ``owners``, ``candidates`` and ``similarity`` as in :class:`Measurement`."""
+    ``owners``, ``states``, ``candidates`` and ``similarity`` as in :class:`Measurement`."""
 
     output: str
     model_type: str
@@ -65,6 +67,7 @@ class RewireSummary:
     new_parameters: int
     num_tokens: int
     owners: tuple[OwnerFit, ...] = ()
+    states: tuple[StateFit, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
 
@@ -132,6 +135,7 @@ def rewire_checkpoint(
         new_parameters=sum(torch.Size(spec.shape).numel() for spec, _ in new.values()),
         num_tokens=found.num_tokens,
         owners=found.owners,
+        states=found.states,
         candidates=found.candidates,
         similarity=() if found.similarity is None else tuple(tuple(row) for row in found.similarity.tolist()),
     )
@@ -144,9 +148,9 @@ def _check(source: PlainCheckpoint, options: RewireOptions, plots: bool) -> None
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}."
         )
     is_measured = options.cut is None or options.init in FITTED_INITS or plots
-    if (states := source.config.linear) is not None and is_measured:
+    if is_measured and not may_be_trained(source.checkpoint):
         raise KvforgeError(
-            f"{source.checkpoint.path} has {states.title}, which kvforge does not fit or measure; give a --cut-layer, "
+            f"{source.checkpoint.path} is of a type that kvforge does not calibrate; give a --cut-layer, "
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}, and no --plot."
         )
     layers = source.config.num_layers
@@ -204,12 +208,16 @@ def _measure(
         candidates = measure_cuts(source, inputs, similarity, options.ridge, device, progress)
         cut = choose_cut(candidates, options.quality_budget)
     owners: list[OwnerFit] = []
-    fitted: dict[str, Callable[[], Tensor]] = {}
+    states: list[StateFit] = []
+    fitted: Fitted = {}
     if options.init in FITTED_INITS:
         config = _rewired(source, options, cut)
         combine = partial(shared_target, head_dim=config.head_dim) if options.init == "minicache" else mean_target
         owners, fitted = fit_owners(source, config, inputs, options.ridge, device, progress, combine)
+        if config.upper_linear:
+            states, of_states = fit_states(source, config, inputs, options.ridge, device, progress)
+            fitted |= of_states
     if fit_exit:
         fitted |= exit_tensors(source, fit_exit_map(source, inputs, cut, options.ridge, device))
     inputs.remove()
-    return Measurement(cut, sum(inputs.lengths), tuple(candidates), similarity, tuple(owners), fitted)
+    return Measurement(cut, sum(inputs.lengths), tuple(candidates), similarity, tuple(owners), tuple(states), fitted)

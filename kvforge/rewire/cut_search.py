@@ -48,7 +48,7 @@ def measure_cuts(
         residuals: list[float] = []
         for layer in range(cut, num_layers):
             group = [read_projection(source, layer, device)]
-            residuals += fit.measure([layer], group, *fit.fit([layer], group))[0].halves()
+            residuals += fit.measure([layer], group, *fit.fit([layer], group))[0].shares(group[0].sizes)
         mean = sum(residuals) / len(residuals)
         candidates.append(Candidate(cut, 1 - cut / num_layers, to_remaining[cut], mean, max(residuals)))
     progress("comparing cuts", num_layers - 1, num_layers - 1)

@@ -11,6 +11,7 @@ from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.common.errors import CheckpointError
 from kvforge.rewire.exit_head import EXIT_HEAD, EXIT_NORM
 from kvforge.rewire.options import FITTED_INITS
+from kvforge.rewire.projections import student_name
 from kvforge.rewire.source import PlainCheckpoint
 from kvforge.rewire.states import state_tensors
 from model_defs import ModelConfig
@@ -37,13 +38,13 @@ def new_tensors(
     - ``copy``: of the owner's own layer, W_j;
     - ``mean``: the mean over the group's layers, mean_j W_j, what the public code does;
     - ``fold``: mean_j W_j · diag(g_j), g_j the gain of layer j's input norm;
-    - ``ridge`` and ``minicache``: ``fitted``, by name.
+    - ``ridge`` and ``minicache``: ``fitted``, by name; so is what updates a state.
 
     Latent attention has two matrices one after the other in their place, with a norm between, of which ``fold`` takes
     the owner's own, as other layers' latents are numbered in another way.
 
-    What updates a state above the cut is of its own layer, for ``fold`` with the gain of its input norm
-    (``state_tensors``).
+    For the other three what updates a state above the cut is of its own layer, for ``fold`` with the gain of its input
+    norm (``state_tensors``).
 
     norm_swiftkv, which there is where layers norm their input, is layer ``cut``'s input norm for ``copy`` and ``mean``,
     gains of 1 for the other two, whose weights have the gains in them (so a gain of zero divides nothing). The early
@@ -62,7 +63,7 @@ def new_tensors(
         attention = f"model.layers.{layer}.self_attn"
         if config.is_linear(layer):
             for name, (like, make_state) in state_tensors(source, config, layer, init == "fold").items():
-                add(name, like, make_state)
+                add(name, like, fitted.get(name, make_state))
             continue
         for name in q_names:
             teacher = f"{attention}.{name}"
@@ -110,12 +111,6 @@ def _finite(tensor: Tensor, name: str) -> Tensor:
             "too large for this --init; give another one."
         )
     return tensor
-
-
-def student_name(teacher: str) -> str:
-    """``…self_attn.k_proj.weight`` to ``…self_attn.k_proj_swiftkv.weight``."""
-    module, kind = teacher.rsplit(".", 1)
-    return f"{module}_swiftkv.{kind}"
 
 
 def _mean(source: PlainCheckpoint, layers: list[int], name: str, fold: bool) -> Tensor:

@@ -8,6 +8,8 @@ given r = y - W0 x - b0, what a prior (W0, b0) leaves. Without data in some dire
 is not regularised; where the model has no bias there is none.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -77,8 +79,8 @@ class Unexplained:
         self.yy = self.yy + y.square().sum(0)
         self.ee = self.ee + (y - prediction).square().sum(0)
 
-    def halves(self) -> tuple[float, float]:
-        """Return sum ||y - prediction||² / sum ||y - mean y||² of K, the first half of the outputs, and of V.
+    def shares(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """Return sum ||y - prediction||² / sum ||y - mean y||² of each part of the outputs, which has so many.
 
         Targets that do not vary beyond the rounding of float32, in which the model runs, count as varying that much.
         """
@@ -86,7 +88,7 @@ class Unexplained:
         energy, missed = torch.as_tensor(self.yy), torch.as_tensor(self.ee)
         variance = energy - torch.as_tensor(self.y).square() / self.count
         shares = []
-        for half in (slice(0, len(energy) // 2), slice(len(energy) // 2, None)):
-            whole = max(float(variance[half].sum()), rounding * float(energy[half].sum()), tiny)
-            shares.append(float(missed[half].sum()) / whole)
-        return shares[0], shares[1]
+        for part in zip(variance.split(list(sizes)), energy.split(list(sizes)), missed.split(list(sizes)), strict=True):
+            varying, whole, left = (float(each.sum()) for each in part)
+            shares.append(left / max(varying, rounding * whole, tiny))
+        return tuple(shares)

@@ -5,7 +5,7 @@ from kvforge.rewire.convert import RewireSummary
 
 
 def describe(summary: RewireSummary) -> str:
-    """Return the candidates and the owners as tables, where there are some, and one line of what was written."""
+    """Return candidates, owners and states as tables, where there are some, and one line of what was written."""
     blocks = []
     if summary.candidates:
         rows = [["cut", "prefill reduction", "mean similarity", "mean residual", "worst residual"]]
@@ -23,6 +23,13 @@ def describe(summary: RewireSummary) -> str:
             rows.append([f"{fit.owner}", f"{fit.layers[0]}{last}", *(f"{share:.4f}" for share in shares)])
         title = "Unexplained share of the teacher's K and V on held-out text (0 = perfect, 1 = nothing explained)"
         blocks.append(f"{title}\n{align(rows)}")
+    if summary.states:
+        parts = list(summary.states[0].shares)
+        rows = [["layer", *parts, *(f"{part}, fold" for part in parts)]]
+        for each in summary.states:
+            missed = [found[part] for found in (each.shares, each.fold) for part in parts]
+            rows.append([f"{each.layer}", *(f"{share:.4f}" for share in missed)])
+        blocks.append(f"Unexplained share of what updates the teacher's states\n{align(rows)}")
     reduction = 100 * (1 - summary.cut / summary.num_layers)
     kind = f"blind but for {summary.num_anchors} anchors" if summary.num_anchors else f"init {summary.init}"
     blocks.append(

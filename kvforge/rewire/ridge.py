@@ -1,4 +1,4 @@
-"""Closed-form K and V projections of the owners above a cut, from the cut's single input."""
+"""Closed-form projections above a cut, from its single input: K and V of owners, and what updates states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.common.errors import KvforgeError
-from kvforge.rewire.initialise import group_of, student_name
+from kvforge.rewire.initialise import group_of
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
-from kvforge.rewire.projections import KeyValueProjection, average, input_eps, normalise, read_projection
+from kvforge.rewire.projections import Projection, average, input_eps, normalise, read_projection
 from kvforge.rewire.source import PlainCheckpoint
 from model_defs import ModelConfig
 
@@ -37,8 +37,20 @@ class OwnerFit:
     layers_v: float
 
 
+@dataclass(frozen=True)
+class StateFit:
+    """The same of what updates a layer's state, by the names of its tensors: the layer's own is the target."""
+
+    layer: int
+    shares: dict[str, float]
+    fold: dict[str, float]
+
+
 Combine = Callable[[Sequence[Tensor]], Tensor]
 """From each layer's K and V of a sample, ``[T, 2 * kv_dim]`` each, to what their one cache is fitted to."""
+
+Fitted = dict[str, Callable[[], Tensor]]
+"""By tensor name: what reads it."""
 
 
 def mean_target(layers: Sequence[Tensor]) -> Tensor:
@@ -60,10 +72,12 @@ class CutFit:
         ridge: float,
         device: torch.device | str,
         combine: Combine = mean_target,
+        of_states: bool = False,
     ) -> None:
         self.inputs, self.cut, self.device, self.combine = inputs, cut, device, combine
         self.eps = input_eps(source.config)
-        self.sums = InputSums(source.config.hidden_size, source.config.qkv_bias, device)
+        has_bias = source.config.qkv_bias and not of_states
+        self.sums = InputSums(source.config.hidden_size, has_bias, device)
         for sample in inputs.fitted:
             self.sums.add(self.single_input(sample))
         try:
@@ -77,13 +91,13 @@ class CutFit:
         """Return X of a sample ``[T, hidden]`` float64."""
         return normalise(self.inputs.read(self.cut, sample).to(self.device), self.eps)
 
-    def targets(self, layers: Sequence[int], group: Sequence[KeyValueProjection], sample: int) -> list[Tensor]:
-        """Return each layer's own K and V ``[T, 2 * kv_dim]`` in the source."""
+    def targets(self, layers: Sequence[int], group: Sequence[Projection], sample: int) -> list[Tensor]:
+        """Return what each layer's own projection makes in the source, ``[T, outputs]``."""
         pairs = zip(layers, group, strict=True)
         return [projection(self.inputs.read(layer, sample).to(self.device)) for layer, projection in pairs]
 
-    def fit(self, layers: Sequence[int], group: Sequence[KeyValueProjection]) -> tuple[Tensor, Tensor]:
-        """Return the weight ``[2 * kv_dim, hidden]`` and bias ``[2 * kv_dim]`` for the group's target."""
+    def fit(self, layers: Sequence[int], group: Sequence[Projection]) -> tuple[Tensor, Tensor]:
+        """Return the weight ``[outputs, hidden]`` and bias ``[outputs]`` for the group's target."""
         weight, bias = prior(group)
         residuals = ResidualSums(weight.shape[1], weight.shape[0], self.device)
         for sample in self.inputs.fitted:
@@ -94,7 +108,7 @@ class CutFit:
         return weight + delta, bias + shift
 
     def measure(
-        self, layers: Sequence[int], group: Sequence[KeyValueProjection], weight: Tensor, bias: Tensor
+        self, layers: Sequence[int], group: Sequence[Projection], weight: Tensor, bias: Tensor
     ) -> tuple[Unexplained, list[Unexplained]]:
         """Return what projections miss of the group's target, and of each layer, on the samples that are held out."""
         of_target, of_layers = Unexplained(), [Unexplained() for _ in layers]
@@ -107,7 +121,7 @@ class CutFit:
         return of_target, of_layers
 
 
-def prior(group: Sequence[KeyValueProjection]) -> tuple[Tensor, Tensor]:
+def prior(group: Sequence[Projection]) -> tuple[Tensor, Tensor]:
     """Return what ``fold`` would take for a group: weight, and bias (zeros where there is none)."""
     weight, bias = average(list(group))
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias
@@ -122,7 +136,7 @@ def fit_owners(
     device: torch.device | str = "cpu",
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
     combine: Combine = mean_target,
-) -> tuple[list[OwnerFit], dict[str, Callable[[], Tensor]]]:
+) -> tuple[list[OwnerFit], Fitted]:
     """Fit every owner of ``config`` above its cut to what ``combine`` makes of its group.
 
     Returns the shares missed, and the projections by tensor name.
@@ -132,7 +146,7 @@ def fit_owners(
     """
     cut = CutFit(source, inputs, config.cut, ridge, device, combine)
     fits: list[OwnerFit] = []
-    fitted: dict[str, Callable[[], Tensor]] = {}
+    fitted: Fitted = {}
     for done, owner in enumerate(config.upper_owners):
         progress("fitting", done, len(config.upper_owners))
         layers = tuple(group_of(owner, config))
@@ -140,27 +154,53 @@ def fit_owners(
         weight, bias = cut.fit(layers, group)
         of_target, of_layers = cut.measure(layers, group, weight, bias)
         of_fold, _ = cut.measure(layers, group, *prior(group))
-        shares = [unexplained.halves() for unexplained in of_layers]
+        sizes = group[0].sizes
+        shares = [unexplained.shares(sizes) for unexplained in of_layers]
         means = [sum(share[half] for share in shares) / len(shares) for half in (0, 1)]
-        fits.append(OwnerFit(owner, layers, *of_target.halves(), *of_fold.halves(), *means))
-        fitted |= _store(source, inputs.directory, owner, weight, bias)
+        fits.append(OwnerFit(owner, layers, *of_target.shares(sizes), *of_fold.shares(sizes), *means))
+        fitted |= _store(source, inputs.directory, group[0], weight, bias)
     progress("fitting", len(config.upper_owners), len(config.upper_owners))
     return fits, fitted
 
 
-def _store(
-    source: PlainCheckpoint, directory: Path, owner: int, weight: Tensor, bias: Tensor
-) -> dict[str, Callable[[], Tensor]]:
+@torch.inference_mode()
+def fit_states(
+    source: PlainCheckpoint,
+    config: ModelConfig,
+    inputs: LayerInputs,
+    ridge: float,
+    device: torch.device | str = "cpu",
+    progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
+) -> tuple[list[StateFit], Fitted]:
+    """Fit what updates the state of every layer of ``config`` above its cut to the layer's own, as ``fit_owners``
+    does."""
+    cut = CutFit(source, inputs, config.cut, ridge, device, of_states=True)
+    fits: list[StateFit] = []
+    fitted: Fitted = {}
+    for done, layer in enumerate(config.upper_linear):
+        progress("fitting states", done, len(config.upper_linear))
+        own = read_projection(source, layer, device)
+        weight, bias = cut.fit([layer], [own])
+        names = [part.name.split(".")[-2].removesuffix("_swiftkv") for part in own.parts]
+        missed, by_fold = (
+            dict(zip(names, cut.measure([layer], [own], *made)[0].shares(own.sizes), strict=True))
+            for made in ((weight, bias), prior([own]))
+        )
+        fits.append(StateFit(layer, missed, by_fold))
+        fitted |= _store(source, inputs.directory, own, weight, bias)
+    progress("fitting states", len(config.upper_linear), len(config.upper_linear))
+    return fits, fitted
+
+
+def _store(source: PlainCheckpoint, directory: Path, like: Projection, weight: Tensor, bias: Tensor) -> Fitted:
     tensors = {}
-    for half, part in enumerate(("k", "v")):
-        teacher = f"model.layers.{owner}.self_attn.{part}_proj"
-        pieces = {"weight": weight.chunk(2)[half]}
-        if source.config.qkv_bias:
-            pieces["bias"] = bias.chunk(2)[half]
-        for kind, piece in pieces.items():
-            dtype = source.specs[f"{teacher}.{kind}"].dtype
-            tensors[student_name(f"{teacher}.{kind}")] = piece.to("cpu", dtype).contiguous()
-    file = directory / f"owner-{owner}.safetensors"
+    for kind, whole in (("weight", weight), ("bias", bias)):
+        if kind == "bias" and like.bias is None:
+            continue
+        for part, rows in zip(like.parts, whole.split(like.sizes), strict=True):
+            name, teacher = (f"{each.removesuffix('weight')}{kind}" for each in (part.name, part.like))
+            tensors[name] = rows.to("cpu", source.specs[teacher].dtype).contiguous()
+    file = directory / f"{next(iter(tensors))}.safetensors"
     specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
     write_safetensors(file, specs, lambda spec: tensors[spec.name])
 

@@ -23,6 +23,24 @@ def state_tensors(source: PlainCheckpoint, config: ModelConfig, layer: int, fold
     What the single input makes is the layer's own, with ``fold`` times the gain of its input norm; so is what the
     layer's own input makes, and the convolution.
     """
+    own, updates = _tensors(source, config, layer)
+
+    def folded(make: Callable[[], Tensor]) -> Tensor:
+        gain = source.checkpoint.read_raw(f"model.layers.{layer}.input_layernorm.weight").double() + config.norm_offset
+        return make().double() * gain
+
+    if fold:
+        updates = {name: (like, partial(folded, make)) for name, (like, make) in updates.items()}
+    return own | updates
+
+
+def state_updates(source: PlainCheckpoint, config: ModelConfig, layer: int) -> Made:
+    """Return those that the single input makes, as the layer has them."""
+    return _tensors(source, config, layer)[1]
+
+
+def _tensors(source: PlainCheckpoint, config: ModelConfig, layer: int) -> tuple[Made, Made]:
+    """What the layer's own input makes, with the convolution; and what the single input makes."""
     assert config.linear is not None
     name, read = f"model.layers.{layer}.{config.linear.module}", source.checkpoint.read_raw
     new, like = f"{name}.in_proj{{}}_swiftkv.weight", f"{name}.in_proj"
@@ -37,18 +55,9 @@ def state_tensors(source: PlainCheckpoint, config: ModelConfig, layer: int, fold
         copied = [each for each in (f"{name}.conv1d.weight", f"{name}.conv1d.bias") if each in source.specs]
         made = {each.replace("conv1d", "conv1d_swiftkv"): (each, partial(read, each)) for each in copied}
 
-    def folded(make: Callable[[], Tensor]) -> Tensor:
-        if not fold:
-            return make()
-        gain = read(f"model.layers.{layer}.input_layernorm.weight").double() + config.norm_offset
-        return make().double() * gain
-
     like = next(each for each in source.specs if each.startswith(like))
-    for part, make in own.items():
-        made[new.format(part)] = (like, make)
-    for part, make in of_input.items():
-        made[new.format(part)] = (like, partial(folded, make))
-    return made
+    made |= {new.format(part): (like, make) for part, make in own.items()}
+    return made, {new.format(part): (like, make) for part, make in of_input.items()}
 
 
 Parts = dict[str, Callable[[], Tensor]]

@@ -4,9 +4,9 @@
 
 Of eight layers two have attention, one on each side of the cut at four; of the model without states all have. Each is
 trained here on documents that are mostly looked up (pairs of words, then the questions of the tiny models), and
-rewired; then its student is distilled on other documents of the kind. What is said is of documents that nothing was
-trained on: the mean loss of a token, KL(teacher, student) in nats, the share of tokens with the same argmax, and the
-share of right tokens of answers, given those before them. Runs continue in --work.
+rewired, for ``ridge`` with 64 other documents of the kind; then its student is distilled on others again. What is said
+is of documents that nothing was trained on: the mean loss of a token, KL(teacher, student) in nats, the share of tokens
+with the same argmax, and the share of right tokens of answers, given those before them. Runs continue in --work.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from perf.training.tokenizer import FastEncoder
 
 TOKENIZER = Path("model_defs/assets/tiny-teacher/tokenizer.json")
 CUT = 4
+CALIBRATION = 64
 DOCUMENTS = Stage(64, 8, max_steps=1, first_weight=2.0, min_density=0.6, num_misfits=4, pair_share=0.25, lr_end=0.1)
 
 
@@ -80,6 +81,15 @@ def student_of(teacher: Path, folder: Path, encode: Encode, steps: int) -> Path:
     return make_student(recipe, teacher, folder / "student", encode)
 
 
+def calibration_text(folder: Path, encode: Encode, tokenizer: Tokenizer) -> Path:
+    """Return a file of documents that no model was trained on and none is compared on."""
+    batch = make_batch("calibration", Stage(**{**vars(DOCUMENTS), "sequences": CALIBRATION}), encode)
+    file = folder / "calibration.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(tokenizer.decode(row.tolist()) for row in batch.input_ids), encoding="utf-8")
+    return file
+
+
 def loaded(path: Path) -> SwiftKVForCausalLM:
     """Return the model of a checkpoint in float32."""
     checkpoint = open_model(path)
@@ -108,10 +118,12 @@ def measure(args: argparse.Namespace) -> Report:
     for name in args.layers:
         folder = args.work / name.replace(" ", "-")
         path = teacher_of(name, folder, encode, tokenizer, args)
-        checkpoints: Mapping[str, Path] = {init: folder / init for init in ("copy", "fold")}
+        checkpoints: Mapping[str, Path] = {init: folder / init for init in ("copy", "fold", "ridge")}
+        text = calibration_text(args.work, encode, tokenizer)
         for init, made in checkpoints.items():
             if not made.exists():
-                rewire_checkpoint(path, made, RewireOptions(CUT, init=init))
+                options = RewireOptions(CUT, init=init, num_samples=CALIBRATION, num_tokens=DOCUMENTS.length)
+                rewire_checkpoint(path, made, options, calibration=text)
         student = student_of(path, folder, encode, args.distil_steps)
         teacher = loaded(path)
         ways = {"no cut": path, **checkpoints, "distilled": student}

@@ -246,9 +246,12 @@ def test_with_equal_inputs_of_all_layers_the_model_is_the_teacher(case: str, ini
 
 def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, num_hidden_layers=4)
+    other = make_checkpoint(tmp_path / "other", NEXT, num_hidden_layers=4)
     for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
-        with pytest.raises(KvforgeError, match=r"has linear attention, which kvforge does not fit or measure; give a"):
-            rewire_checkpoint(path, tmp_path / "r", options)
+        with pytest.raises(
+            KvforgeError, match=r"is of a type that kvforge does not calibrate; give a --cut-layer, --i"
+        ):
+            rewire_checkpoint(other, tmp_path / "r", options)
     with pytest.raises(
         KvforgeError,
         match="Layers that keep a state are not supported in this model: it has an early exit; take it without",

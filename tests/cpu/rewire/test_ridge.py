@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -15,13 +16,24 @@ from kvforge.rewire.initialise import group_of
 from kvforge.rewire.inputs import LayerInputs, record_inputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
 from kvforge.rewire.projections import normalise, read_projection
-from kvforge.rewire.ridge import CutFit, prior
+from kvforge.rewire.ridge import CutFit, fit_states, prior
 from kvforge.rewire.source import PlainCheckpoint, open_source
+from model_defs import ModelConfig
+from model_defs.linear import LinearAttention
+from model_defs.mamba2 import Mamba2
 from model_defs.reference import reference_hidden, reference_logits
-from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, MAMBA, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, model_error, sum_error
 
 HIDDEN, OUTPUTS = 12, 5
+LINEAR, FULL = "linear_attention", "full_attention"
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {"layer_types": [LINEAR, FULL, LINEAR, LINEAR]},
+    "lfm2": {"full_attn_idxs": [1], "layer_types": None},
+    "granitemoehybrid": MAMBA,
+    "bamba": {"attn_layer_indices": [1], "attention_bias": True},
+}
+"""Families of each kind of layers with a state, the second of four with attention."""
 
 
 ROUNDED = 1e-9
@@ -86,7 +98,7 @@ def test_unexplained_share_by_hand() -> None:
     unexplained = Unexplained()
     unexplained.add(torch.tensor([[1.0, 5.0]]).double(), torch.tensor([[1.0, 5.0]]).double())
     unexplained.add(torch.tensor([[3.0, 7.0]]).double(), torch.tensor([[2.0, 7.0]]).double())
-    assert unexplained.halves() == (0.5, 0.0)
+    assert unexplained.shares([1, 1]) == (0.5, 0.0)
 
 
 def test_the_share_of_constant_targets_by_hand() -> None:
@@ -94,7 +106,7 @@ def test_the_share_of_constant_targets_by_hand() -> None:
     variance that is taken as 18 times the rounding of float32."""
     unexplained = Unexplained()
     unexplained.add(torch.tensor([[0.0, 3.0], [0.0, 3.0]]).double(), torch.tensor([[0.0, 3.0], [0.0, 1.0]]).double())
-    assert unexplained.halves() == (0.0, pytest.approx(4 / (18 * 2.0**-23)))
+    assert unexplained.shares([1, 1]) == (0.0, pytest.approx(4 / (18 * 2.0**-23)))
 
 
 def recorded(
@@ -108,10 +120,10 @@ def recorded(
     return source, record_inputs(source, samples, directory, first, with_output=with_output), samples
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *STATES])
 def test_recorded_inputs_are_the_references(family: str, tmp_path: Path) -> None:
     sliding = {"sliding_window": 8} if family == "mistral" else {}
-    source, found, samples = recorded(tmp_path, family, first=2, **sliding)
+    source, found, samples = recorded(tmp_path, family, first=2, **sliding, **STATES.get(family, {}))
     weights = load_weights(source.checkpoint.path)
     assert not found.file(0).exists() and not found.file(1).exists()
     for index, ids in enumerate(samples):
@@ -149,6 +161,81 @@ def test_an_owner_is_fitted_to_the_mean_of_its_group(family: str, tmp_path: Path
     fold_weight, fold_bias = prior(group)
     missed = (y - x @ weight.T - bias).square().sum()
     assert missed < 0.9 * (y - x @ fold_weight.T - fold_bias).square().sum()
+
+
+def rows_of_states(config: ModelConfig, weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """What a layer multiplies with its input to update its state, by the tensors of the cut that it is in."""
+    linear = config.linear
+    prefix = f"model.layers.{layer}.{linear.module}.in_proj"
+    if isinstance(linear, LinearAttention):
+        keys = linear.num_key_heads * linear.key_dim
+        own = {part: weights[f"{prefix}_{part}.weight"] for part in ("qkv", "b", "a")}
+        made = {"kv": own["qkv"][keys:], "b": own["b"], "a": own["a"]}
+    elif isinstance(linear, Mamba2):
+        sizes = [linear.inner_dim, linear.conv_channels, linear.num_heads]
+        _, channels, steps = weights[f"{prefix}.weight"].split(sizes)
+        made = {"xbc": channels, "dt": steps}
+    else:
+        b, _, x = weights[f"{prefix}.weight"].chunk(3)
+        made = {"bx": torch.cat((b, x))}
+    return {f"{prefix}_{part}_swiftkv.weight": rows for part, rows in made.items()}
+
+
+@pytest.mark.parametrize("family", STATES)
+def test_what_updates_a_state_is_fitted_to_the_layers_own(family: str, tmp_path: Path) -> None:
+    """Against one piece, without an intercept where the model's attention has biases too; no worse than fold."""
+    source, found, _ = recorded(tmp_path, family, **STATES[family])
+    config = dataclasses.replace(source.config, cut=1)
+    assert config.is_linear(2) and config.is_linear(3)
+    fits, tensors = fit_states(source, config, found, 1e-3)
+    assert [fit.layer for fit in fits] == list(config.upper_linear)
+    weights = load_weights(source.checkpoint.path)
+    stream = {
+        layer: torch.cat([normalise(found.read(layer, sample), config.rms_norm_eps) for sample in found.fitted])
+        for layer in (1, 2, 3)
+    }
+    for fit in fits[-2:]:
+        gain = weights[f"model.layers.{fit.layer}.input_layernorm.weight"].double() + config.norm_offset
+        for name, rows in rows_of_states(config, weights, fit.layer).items():
+            folded = rows.double() * gain
+            y = stream[fit.layer] @ folded.T
+            expected = brute_force(stream[1], y, folded, 1e-3, False)[0]
+            got = tensors[name]()
+            assert got.dtype == torch.float32
+            rounding = solved_error(len(y) + config.hidden_size, 1e-3, config.hidden_size) + 2.0**-24
+            assert_within(got.double(), expected, rounding * expected.abs().max())
+            missed, by_fold = ((y - stream[1] @ made.T).square().sum() for made in (got.double(), folded))
+            assert missed < 0.9 * by_fold
+
+
+@pytest.mark.parametrize("family", STATES)
+def test_a_cut_with_states_has_what_was_fitted(family: str, tmp_path: Path) -> None:
+    """A regulariser that outweighs the text leaves fold's; with a small one all layers at the cut are exact."""
+    source = make_checkpoint(tmp_path / "source", family, **{"num_hidden_layers": 4} | STATES[family])
+    text = tmp_path / "text.txt"
+    text.write_text("A man, a plan, a canal: Panama! 3.14159265358979 " * 200)
+    made = {}
+    for name, ridge in (("stiff", 1e9), ("soft", 1e-3)):
+        options = RewireOptions(2, init="ridge", ridge=ridge, num_samples=8, num_tokens=64)
+        summary = rewire_checkpoint(source, tmp_path / name, options, calibration=text)
+        made[name] = load_weights(tmp_path / name)
+        at_cut, *above = summary.states
+        assert at_cut.layer == 2 and all(share < ROUNDED for share in at_cut.shares.values())
+        assert [fit.layer for fit in above] == [3]
+        assert name == "stiff" or all(0 < share < above[0].fold[part] for part, share in above[0].shares.items())
+    rewire_checkpoint(source, tmp_path / "fold", RewireOptions(2, init="fold"))
+    fold = load_weights(tmp_path / "fold")
+    new = [name for name in fold if "_swiftkv." in name]
+    assert any("in_proj" in name for name in new) and set(made["soft"]) == set(fold)
+    for name in new:
+        assert_within(made["stiff"][name], fold[name], 1e-6 * fold[name].abs().max())
+    last = [
+        name
+        for name in new
+        if name.startswith("model.layers.3.")
+        and name.endswith(("_bx_swiftkv.weight", "_dt_swiftkv.weight", "_a_swiftkv.weight"))
+    ]
+    assert last and all((made["soft"][name] - fold[name]).abs().max() > 1e-3 for name in last)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])  # a norm's gain as it is, and above 1

@@ -31,6 +31,7 @@ def test_every_way_to_cut_a_model_has_a_row(tmp_path: Path, monkeypatch: pytest.
     args = argparse.Namespace(layers=["gated convolutions"], steps=2, distil_steps=2, held_out=3, work=tmp_path)
     report = hybrid_cuts.measure(args)
     rows = {row["cut"]: row for row in report["rows"]}
-    assert list(rows) == ["no cut", "copy", "fold", "distilled"] and report["tokens"] > report["answers"] > 0
+    assert list(rows) == ["no cut", "copy", "fold", "ridge", "distilled"] and report["tokens"] > report["answers"] > 0
     assert rows["no cut"]["kl"] == 0 and rows["distilled"]["kl"] != rows["fold"]["kl"] > 0
+    assert rows["ridge"]["kl"] not in (rows["copy"]["kl"], rows["fold"]["kl"])
     assert hybrid_cuts.measure(args) == report  # nothing is made twice
