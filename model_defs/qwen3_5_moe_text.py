@@ -32,7 +32,6 @@ FAMILY = Family(
     from_hf,
     TRAITS,
     weight_names=NAMES,
-    is_trained=False,
     text_part_of=("qwen3_5_moe",),
     stacked=STACKED,
     stacked_by_outputs=True,

@@ -71,7 +71,6 @@ FAMILY = Family(
     from_hf,
     TRAITS,
     weight_names=NAMES,
-    is_trained=False,
     stacked=STACKED,
     stacked_by_outputs=True,
     reads=READS,

@@ -94,8 +94,8 @@ def check_is_trained(checkpoint: Checkpoint) -> None:
 
 def may_be_trained(checkpoint: Checkpoint) -> bool:
     """Whether there is a model to calibrate and train."""
-    family, experts = family_of(checkpoint.hf_config), read_model_config(checkpoint).experts
-    return family is None or (family.is_trained and not (experts and experts.shared_is_mlp))
+    family = family_of(checkpoint.hf_config)
+    return family is None or family.is_trained
 
 
 def check_has_no_states(checkpoint: Checkpoint) -> None:

@@ -1,5 +1,7 @@
 """The whole model over whole sequences, for every family in ``model_defs``: no cache, all tokens through all layers."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -70,6 +72,8 @@ class SwiftKVExperts(nn.Module):
         )
         if sizes.num_shared:
             self.shared_experts = MLP(hidden, sizes.shared_size)
+        if sizes.shared_gate:
+            self.shared_expert_gate = Router(hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape; experts that no token chose do not run."""
@@ -86,6 +90,8 @@ class SwiftKVExperts(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights * self.sizes.scaling
         total = self.shared_experts(rows) if self.sizes.num_shared else torch.zeros_like(rows)
+        if self.sizes.shared_gate:
+            total = total * self.shared_expert_gate(rows).sigmoid().to(rows.dtype)
         for expert in chosen.unique().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
             part = self.experts[expert](rows[token]) * weights[token, place, None].to(x.dtype)
@@ -104,6 +110,19 @@ class SwiftKVExperts(nn.Module):
         return groups.masked_fill(chosen[..., None] == 0, -torch.inf).flatten(-2)
 
 
+class ExpertsBesideMLP(MLP):
+    """The same, where checkpoints call the shared expert as they call an MLP without a mixture."""
+
+    def __init__(self, hidden: int, sizes: Experts) -> None:
+        super().__init__(hidden, sizes.shared_size)
+        mixture = SwiftKVExperts(hidden, replace(sizes, num_shared=0))
+        self.gate, self.experts, self._mixed = mixture.gate, mixture.experts, mixture.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, hidden]`` to the same shape."""
+        return super().forward(x) + self._mixed(x)
+
+
 class DecoderLayer(nn.Module):
     """One transformer layer; works alone, so that a model can be run layer by layer."""
 
@@ -120,7 +139,8 @@ class DecoderLayer(nn.Module):
         self.add_module(self.norms.before_mlp, norm_before(config))
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
-        self.mlp = SwiftKVExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
+        mixture = ExpertsBesideMLP if sizes and sizes.shared_is_mlp else SwiftKVExperts
+        self.mlp = mixture(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
         self.branch_norms, self.residual_scale = config.branch_norms, config.residual_scale
         for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
             self.add_module(name, make_norm(config, config.hidden_size))

@@ -113,10 +113,10 @@ class SwiftKVMamba2(SwiftKVStates):
 
 
 class SwiftKVLinearAttention(SwiftKVStates):
-    """Linear attention with a gated delta rule, whose projections are stored part by part."""
+    """Linear attention with a gated delta rule, whose projections are stored part by part or key head by key head."""
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
-        assert isinstance(config.linear, LinearAttention) and not config.linear.by_key_head
+        assert isinstance(config.linear, LinearAttention)
         self.sizes = linear = config.linear
         self.own = {"_q": linear.keys_dim, "_z": linear.values_dim}
         self.plain = {
@@ -124,6 +124,8 @@ class SwiftKVLinearAttention(SwiftKVStates):
             "_z": linear.values_dim,
             **dict.fromkeys(("_b", "_a"), linear.num_value_heads),
         }
+        if linear.by_key_head:
+            self.plain = {"_qkvz": linear.conv_channels + linear.values_dim, "_ba": 2 * linear.num_value_heads}
         super().__init__(config, layer, with_teacher, has_conv_bias=False)
         for name in ("A_log", "dt_bias"):
             self.register_parameter(name, nn.Parameter(torch.empty(linear.num_value_heads)))
@@ -133,7 +135,7 @@ class SwiftKVLinearAttention(SwiftKVStates):
         """See ``SwiftKVStates``."""
         sizes, repeats = self.sizes, self.sizes.num_value_heads // self.sizes.num_key_heads
         if single_input is None:
-            channels, gate, rates, steps = self.project(x, "_qkv", "_z", "_b", "_a")
+            channels, gate, rates, steps = self._by_key_head(x) if sizes.by_key_head else self.project(x, *self.plain)
             qkv = F.silu(convolved(channels, self.conv1d.weight, positions))
         else:
             queries, gate = self.project(x, "_q_swiftkv", "_z_swiftkv")
@@ -150,6 +152,14 @@ class SwiftKVLinearAttention(SwiftKVStates):
         result = delta_ruled(q * sizes.key_dim**-0.5, k, v, rates.float().sigmoid(), decays, positions)
         gate = F.silu(gate.unflatten(-1, (-1, sizes.value_dim)).float())
         return (self.norm(result.to(x.dtype)).float() * gate).to(x.dtype).flatten(2)
+
+    def _by_key_head(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return q, k and v side by side, gates, betas and steps, each with all key heads' parts side by side."""
+        sizes, shares = self.sizes, self.sizes.num_value_heads // self.sizes.num_key_heads
+        qkvz, ba = (part.unflatten(-1, (sizes.num_key_heads, -1)) for part in self.project(x, *self.plain))
+        values = shares * sizes.value_dim
+        q, k, v, z = (part.flatten(-2) for part in qkvz.split((sizes.key_dim, sizes.key_dim, values, values), -1))
+        return torch.cat((q, k, v), -1), z, *(part.flatten(-2) for part in ba.split((shares, shares), -1))
 
 
 STATES: dict[type, Callable[[ModelConfig, int, bool], SwiftKVStates]] = {

@@ -346,10 +346,6 @@ def test_what_of_a_family_with_mamba_is_not_rewired_or_trained(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=f"type {NEMOTRON}, which kvforge does not rewire, distil or calibrate"):
         check_is_rewired(lone)
     check_is_trained(open_model(make_checkpoint(tmp_path / "hybrid", GRANITE, **MAMBA)))
-    experts = open_model(make_checkpoint(tmp_path / "experts", GRANITE, num_local_experts=8))
-    with pytest.raises(CheckpointError, match=f"type {GRANITE}, which kvforge does not distil or calibrate"):
-        check_is_trained(experts)
-    check_is_rewired(experts)
 
 
 def test_a_kind_of_states_without_a_form_above_a_cut_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:

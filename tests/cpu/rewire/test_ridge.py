@@ -29,6 +29,7 @@ HIDDEN, OUTPUTS = 12, 5
 LINEAR, FULL = "linear_attention", "full_attention"
 STATES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": [LINEAR, FULL, LINEAR, LINEAR]},
+    "qwen3_next": {"layer_types": [LINEAR, FULL, LINEAR, LINEAR]},
     "lfm2": {"full_attn_idxs": [1], "layer_types": None},
     "granitemoehybrid": MAMBA,
     "bamba": {"attn_layer_indices": [1], "attention_bias": True},
@@ -169,8 +170,15 @@ def rows_of_states(config: ModelConfig, weights: dict[str, Tensor], layer: int) 
     prefix = f"model.layers.{layer}.{linear.module}.in_proj"
     if isinstance(linear, LinearAttention):
         keys = linear.num_key_heads * linear.key_dim
-        own = {part: weights[f"{prefix}_{part}.weight"] for part in ("qkv", "b", "a")}
-        made = {"kv": own["qkv"][keys:], "b": own["b"], "a": own["a"]}
+        parts = ("qkvz", "ba") if linear.by_key_head else ("qkv", "b", "a")
+        own = [weights[f"{prefix}_{part}.weight"] for part in parts]
+        if linear.by_key_head:
+            values = linear.num_value_heads // linear.num_key_heads * linear.value_dim
+            sizes = [linear.key_dim, linear.key_dim, values, values]
+            qkvz, ba = (rows.unflatten(0, (linear.num_key_heads, -1)) for rows in own)
+            own = [torch.cat([part.flatten(0, 1) for part in qkvz.split(sizes, 1)[:3]])]
+            own += [part.flatten(0, 1) for part in ba.chunk(2, 1)]
+        made = {"kv": own[0][keys:], "b": own[1], "a": own[2]}
     elif isinstance(linear, Mamba2):
         sizes = [linear.inner_dim, linear.conv_channels, linear.num_heads]
         _, channels, steps = weights[f"{prefix}.weight"].split(sizes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.common.errors import CheckpointError
 from kvforge.distill import DistillConfig, distill_checkpoint
 from kvforge.distill.draft_run import train_draft_head
@@ -26,6 +26,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba-2": ("granitemoehybrid", {**MAMBA, "num_hidden_layers": 4}),
     "Mamba-2 with biases": ("bamba", {"num_hidden_layers": 5, "attn_layer_indices": [1, 3], "attention_bias": True}),
     "linear attention": ("qwen3_5_text", {"num_hidden_layers": 5, "full_attention_interval": 2}),
+    "the same by key head, experts in some layers": (
+        "qwen3_next",
+        {"num_hidden_layers": 5, "full_attention_interval": 2, "mlp_only_layers": [1, 3]},
+    ),
+    "linear attention and experts": ("qwen3_5_moe_text", {"num_hidden_layers": 4, "full_attention_interval": 2}),
+    "Mamba-2 and experts beside an MLP": ("granitemoehybrid", {**MAMBA, "num_local_experts": 6}),
 }
 
 
@@ -68,7 +74,7 @@ def test_teacher_and_student_are_the_references(case: str, tmp_path: Path) -> No
                     assert_near(row, torch.cat(expected), rounding, (is_teacher, each))
 
 
-@pytest.mark.parametrize("case", ["gated convolutions", "Mamba-2", "linear attention"])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "Mamba-2 with biases"])
 def test_distilling_trains_what_the_cut_added(case: str, tmp_path: Path) -> None:
     """Every tensor that the cut added learns, and nothing else changes; the student's checkpoint is the trained one."""
     _, cut = rewired(tmp_path, case)
@@ -76,6 +82,8 @@ def test_distilling_trains_what_the_cut_added(case: str, tmp_path: Path) -> None
     (tmp_path / "texts.jsonl").write_text("\n".join(samples))
     config = DistillConfig(length=32, batch_size=4, micro_batch=4, max_steps=12, lr=3e-3, dtype="float32", device="cpu")
     distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts.jsonl", config, progress=False)
+    student = open_model(tmp_path / "d")
+    check_weights(student, read_model_config(student))
     before, after = load_weights(cut), load_weights(tmp_path / "d")
     new = {name for name in after if "_swiftkv" in name}
     assert any(".linear_attn." in name for name in new)
