@@ -20,17 +20,17 @@ class Family:
     matches: applied in order, they turn the names of the family's tensors into those of ``model_defs.weights``, and
     leave the latter as they are. ``fused`` are modules that the family's checkpoints may store as one, such as
     ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it. Those
-    that are not ``is_rewired`` have no SwiftKV form; they and those that are not ``is_trained`` have no model to
-    calibrate and train. ``text_part_of`` are the ``model_type`` of checkpoints with parts for images or audio besides,
-    whose text part is a model of the family. ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides
-    those of ``model_defs.config_keys``, and ``fixed`` keys that the family's models in transformers obey and here do
-    not, with the values that change nothing; ``ignored`` are those of ``model_defs.config_keys.USED`` that change
-    nothing in this family, and why. ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``,
-    each with the projections of ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name
-    their biases, with ``_blocks`` and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are
-    ``[experts, outputs, inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF
-    files hold the family's models, where they are read, and ``mtp`` what checkpoints call the parts of a module for
-    multi-token prediction, where one may be in them."""
+    that are not ``is_rewired`` have no SwiftKV form, and no model to calibrate and train. ``text_part_of`` are the
+    ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
+    ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides those of ``model_defs.config_keys``, and
+    ``fixed`` keys that the family's models in transformers obey and here do not, with the values that change
+    nothing; ``ignored`` are those of ``model_defs.config_keys.USED`` that change nothing in this family, and why.
+    ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
+    ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with
+    ``_blocks`` and ``_scales`` the weights in MXFP4. Where they are ``stacked_by_outputs``, they are ``[experts,
+    outputs, inputs]``, the outputs of a projection behind those of the one before. ``gguf`` says how GGUF files hold
+    the family's models, where they are read, and ``mtp`` what checkpoints call the parts of a module for multi-token
+    prediction, where one may be in them."""
 
     model_type: str
     architecture: str
@@ -39,7 +39,6 @@ class Family:
     weight_names: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     is_rewired: bool = True
-    is_trained: bool = True
     text_part_of: tuple[str, ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stacked_by_outputs: bool = False

@@ -169,7 +169,6 @@ FAMILY = Family(
     "KimiLinearForCausalLM",
     from_hf,
     weight_names=NAMES,
-    is_trained=False,
     reads=(
         *OTHER_NAMES,
         *(name for name in OTHER_NAMES.values() if name != "max_position_embeddings"),

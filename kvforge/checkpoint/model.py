@@ -81,21 +81,10 @@ def check_is_rewired(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a family that has no SwiftKV form."""
     family = family_of(checkpoint.hf_config)
     if family is not None and not (family.is_rewired and read_model_config(checkpoint).may_be_cut):
-        raise _as_it_is(checkpoint, family, "rewire, distil or calibrate")
-
-
-def check_is_trained(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a family that has no model to calibrate and train."""
-    check_is_rewired(checkpoint)
-    family = family_of(checkpoint.hf_config)
-    if family is not None and not may_be_trained(checkpoint):
-        raise _as_it_is(checkpoint, family, "distil or calibrate")
-
-
-def may_be_trained(checkpoint: Checkpoint) -> bool:
-    """Whether there is a model to calibrate and train."""
-    family = family_of(checkpoint.hf_config)
-    return family is None or family.is_trained
+        raise CheckpointError(
+            f"{checkpoint.path} is a model of type {family.model_type}, which kvforge does not rewire, distil or "
+            "calibrate; build an engine of it as it is."
+        )
 
 
 def check_has_no_states(checkpoint: Checkpoint) -> None:
@@ -106,13 +95,6 @@ def check_has_no_states(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} has {kind.title}, for which kvforge calibrates no codes, predictors, scorers or draft "
             "heads; build an engine of it as it is."
         )
-
-
-def _as_it_is(checkpoint: Checkpoint, family: Family, verbs: str) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoint.path} is a model of type {family.model_type}, which kvforge does not {verbs}; build an engine of "
-        "it as it is."
-    )
 
 
 def check_is_not_blind(checkpoint: Checkpoint) -> None:

@@ -4,7 +4,7 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from kvforge.checkpoint.model import check_has_no_states, check_is_trained, check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_has_no_states, check_is_rewired, check_weights, open_model, read_model_config
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.errors import CheckpointError
 from model_defs import ModelConfig, ModelError
@@ -56,7 +56,7 @@ def open_predictor(path: str | Path, base: ModelConfig) -> tuple[Checkpoint, Pre
         raise CheckpointError(
             f"{path}: {MAPS}.layers in config.json is not a list of layers; make the predictor again."
         )
-    check_is_trained(checkpoint)
+    check_is_rewired(checkpoint)
     check_has_no_states(checkpoint)
     config = read_model_config(checkpoint)
     check_weights(checkpoint, config)

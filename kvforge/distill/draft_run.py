@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.draft_head import IDS, IS_DRAFTED, TOKENS, default_layers, head_config
-from kvforge.checkpoint.model import check_has_no_states, check_is_trained, check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_has_no_states, check_is_rewired, check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
@@ -130,7 +130,7 @@ def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); train a head for the original.")
     sizes = read_model_config(checkpoint)
-    check_is_trained(checkpoint)
+    check_is_rewired(checkpoint)
     check_has_no_states(checkpoint)
     check_weights(checkpoint, sizes)
     if sizes.latent is not None or sizes.rope.kind != "default" or sizes.activation != "silu":

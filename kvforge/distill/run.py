@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.checkpoint.model import check_is_trained, check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_is_rewired, check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output, work_folder
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
@@ -107,7 +107,7 @@ def distill_checkpoint(
 
 def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = open_model(src)
-    check_is_trained(checkpoint)
+    check_is_rewired(checkpoint)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
     sizes = read_model_config(checkpoint)

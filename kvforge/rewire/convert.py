@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
-from kvforge.checkpoint.model import may_be_trained
 from kvforge.checkpoint.output import check_output
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure
@@ -97,7 +96,7 @@ def rewire_checkpoint(
     figure = None if plot is None else Path(plot)
     text = None if calibration is None else Path(calibration)
     check_output(output, [source.checkpoint.path, text], overwrite)
-    _check(source, options, figure is not None)
+    _check(source, options)
     if figure is not None:
         check_figure(figure)
     samples: list[list[int]] = []
@@ -141,17 +140,11 @@ def rewire_checkpoint(
     )
 
 
-def _check(source: PlainCheckpoint, options: RewireOptions, plots: bool) -> None:
+def _check(source: PlainCheckpoint, options: RewireOptions) -> None:
     if source.config.latent is not None and (options.cut is None or options.init in FITTED_INITS):
         raise KvforgeError(
             f"{source.checkpoint.path} has latent attention, whose K and V are not fitted; give a --cut-layer, and "
             f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}."
-        )
-    is_measured = options.cut is None or options.init in FITTED_INITS or plots
-    if is_measured and not may_be_trained(source.checkpoint):
-        raise KvforgeError(
-            f"{source.checkpoint.path} is of a type that kvforge does not calibrate; give a --cut-layer, "
-            f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}, and no --plot."
         )
     layers = source.config.num_layers
     if layers < 2:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.checkpoint.model import check_is_trained
+from kvforge.checkpoint.model import check_is_rewired
 from kvforge.swiftkv.model import SwiftKVForCausalLM
 from model_defs import ModelConfig
 
@@ -30,7 +30,7 @@ def load_model(
         CheckpointError: a tensor is missing, misshapen or not finite in ``dtype``, or the family has no such model; of
             a rewired checkpoint, ``with_teacher`` needs the q, k and v projections that its layers had before.
     """
-    check_is_trained(checkpoint)
+    check_is_rewired(checkpoint)
     with torch.device("meta"):
         model = SwiftKVForCausalLM(config, with_teacher=with_teacher)
     load_weights(model, checkpoint, dtype)

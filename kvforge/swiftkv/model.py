@@ -129,9 +129,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.input_layernorm = norm_before(config)
-        self.keeps_state = config.is_linear(layer)
-        if self.keeps_state:
-            self.linear_attn = STATES[type(config.linear)](config, layer, with_teacher)
+        self.states = config.linear.module if config.linear is not None and config.is_linear(layer) else None
+        if self.states is not None:
+            self.add_module(self.states, STATES[type(config.linear)](config, layer, with_teacher))
         else:
             attention = SwiftKVAttention if config.latent is None else SwiftKVLatentAttention
             self.self_attn = attention(config, layer, with_teacher)
@@ -156,8 +156,8 @@ class DecoderLayer(nn.Module):
         """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself, as
         states do without ``single_input``, a layer's own input where it keeps one."""
         x = self.input_layernorm(hidden)
-        if self.keeps_state:
-            mixed = self.linear_attn(x, single_input, layout)
+        if self.states is not None:
+            mixed = self.get_submodule(self.states)(x, single_input, layout)
         else:
             kv = self.self_attn.key_value(x, layout, teacher) if kv is None else kv
             mixed = self.self_attn(x, kv, layout, teacher)
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         shared: dict[int, KV] = {}
         for index in range(config.cut, config.num_layers):
             layer, owner, kv, last = self.layers[index], config.owner_of_layer[index], None, hidden
-            if single_input is not None and not layer.keeps_state:
+            if single_input is not None and layer.states is None:
                 if owner == index:
                     shared[owner] = layer.self_attn.key_value(single_input, layout)
                 kv = shared[owner]

@@ -31,10 +31,15 @@ def scanned(values: Tensor, steps: Tensor, decay_log: Tensor, b: Tensor, c: Tens
         return torch.einsum("bhts,bshd->bthd", taken, steps[..., None] * values)
 
 
+def unit(heads: Tensor) -> Tensor:
+    """Return queries or keys of the delta rule ``[…, d]`` over their lengths."""
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + 1e-6)
+
+
 def delta_ruled(q: Tensor, k: Tensor, v: Tensor, rates: Tensor, decays: Tensor, positions: Tensor) -> Tensor:
     """Return S'q of each token ``[B, T, heads, dv]``, S the state after it: of normed q and k ``[B, T, heads, dk]``, v
-    ``[B, T, heads, dv]``, and rates and decays ``[B, T, heads]``."""
-    decays = decays.masked_fill((positions == 0)[..., None], 0)[..., None, None]
+    ``[B, T, heads, dv]``, rates ``[B, T, heads]``, and decays ``[B, T, heads, 1 or dk]``."""
+    decays = decays.masked_fill((positions == 0)[..., None, None], 0)[..., None]
     state, results = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None]), []
     for t in range(q.shape[1]):
         state = decays[:, t] * state

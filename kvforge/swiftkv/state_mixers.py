@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvforge.swiftkv.recurrences import convolved, delta_ruled, scanned
+from kvforge.swiftkv.channel_decays import SwiftKVChannelDelta
+from kvforge.swiftkv.recurrences import convolved, delta_ruled, scanned, unit
 from kvforge.swiftkv.token_layout import Layout
 from model_defs import ModelConfig
 from model_defs.channel_delta import ChannelDelta
@@ -143,13 +144,10 @@ class SwiftKVLinearAttention(SwiftKVStates):
             kv = F.silu(convolved(channels, self.conv1d_swiftkv.weight, positions))
             qkv = torch.cat((F.silu(queries), kv), -1)
         q, k, v = qkv.float().split((sizes.keys_dim, sizes.keys_dim, sizes.values_dim), -1)
-        q, k = (
-            (heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(repeats, dim=2)
-            for heads in (part.unflatten(-1, (-1, sizes.key_dim)) for part in (q, k))
-        )
+        q, k = (unit(part.unflatten(-1, (-1, sizes.key_dim))).repeat_interleave(repeats, dim=2) for part in (q, k))
         decays = (-self.A_log.float().exp() * F.softplus(steps.float() + self.dt_bias)).exp()
         v = v.unflatten(-1, (-1, sizes.value_dim))
-        result = delta_ruled(q * sizes.key_dim**-0.5, k, v, rates.float().sigmoid(), decays, positions)
+        result = delta_ruled(q * sizes.key_dim**-0.5, k, v, rates.float().sigmoid(), decays[..., None], positions)
         gate = F.silu(gate.unflatten(-1, (-1, sizes.value_dim)).float())
         return (self.norm(result.to(x.dtype)).float() * gate).to(x.dtype).flatten(2)
 
@@ -162,7 +160,8 @@ class SwiftKVLinearAttention(SwiftKVStates):
         return torch.cat((q, k, v), -1), z, *(part.flatten(-2) for part in ba.split((shares, shares), -1))
 
 
-STATES: dict[type, Callable[[ModelConfig, int, bool], SwiftKVStates]] = {
+STATES: dict[type, Callable[[ModelConfig, int, bool], SwiftKVStates | SwiftKVChannelDelta]] = {
+    ChannelDelta: SwiftKVChannelDelta,
     GatedConv: SwiftKVGatedConv,
     LinearAttention: SwiftKVLinearAttention,
     Mamba2: SwiftKVMamba2,

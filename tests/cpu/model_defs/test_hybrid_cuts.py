@@ -11,14 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.common.errors import BuildError, CheckpointError, KvforgeError, RequestError
+from kvforge.common.errors import BuildError, KvforgeError, RequestError
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.costs.cache import state_bytes
 from kvforge.costs.flops import full_token, skipped_token
 from kvforge.costs.weights import step_weights
-from kvforge.distill import DistillConfig, distill_checkpoint
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime import LLM, LLMEngine, SamplingParams, SpeculativeConfig
 from kvforge.runtime.scoring.score import score
@@ -246,11 +245,12 @@ def test_with_equal_inputs_of_all_layers_the_model_is_the_teacher(case: str, ini
 
 def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "c", DENSE, num_hidden_layers=4)
-    other = make_checkpoint(tmp_path / "other", KIMI, num_hidden_layers=4)
-    with pytest.raises(
-        KvforgeError, match=r"is of a type that kvforge does not calibrate; give a --cut-layer, --init "
-    ):
-        rewire_checkpoint(other, tmp_path / "r", RewireOptions(cut=2, init="copy"), plot=tmp_path / "plot.svg")
+    latent = make_checkpoint(tmp_path / "latent", KIMI, num_hidden_layers=4)
+    for options in (RewireOptions(cut=2, init="ridge"), RewireOptions(cut=None, init="copy")):
+        with pytest.raises(
+            KvforgeError, match=r"has latent attention, whose K and V are not fitted; give a --cut-layer"
+        ):
+            rewire_checkpoint(latent, tmp_path / "r", options)
     with pytest.raises(
         KvforgeError,
         match="Layers that keep a state are not supported in this model: it has an early exit; take it without",
@@ -261,9 +261,6 @@ def test_what_is_not_fitted_or_trained_is_refused(tmp_path: Path) -> None:
         match="Layers that keep a state are not supported in this model: its cut is blind; take another kind of",
     ):
         rewire_checkpoint(path, tmp_path / "r", RewireOptions(cut=2, num_anchors=4))
-    cut = make_checkpoint(tmp_path / "cut", KIMI, cut=2)
-    with pytest.raises(CheckpointError, match=f"a model of type {KIMI}, which kvforge does not distil or calibrate"):
-        distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts", DistillConfig())
 
 
 def test_a_build_is_not_calibrated_with_a_cut(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 5, "full_attention_interval": 2, "mlp_only_layers": [1, 3]},
     ),
     "linear attention and experts": ("qwen3_5_moe_text", {"num_hidden_layers": 4, "full_attention_interval": 2}),
+    "decays by channel": (
+        "kimi_linear",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"]},
+    ),
     "Mamba-2 and experts beside an MLP": ("granitemoehybrid", {**MAMBA, "num_local_experts": 6}),
 }
 
@@ -83,10 +87,11 @@ def test_distilling_trains_what_the_cut_added(case: str, tmp_path: Path) -> None
     config = DistillConfig(length=32, batch_size=4, micro_batch=4, max_steps=12, lr=3e-3, dtype="float32", device="cpu")
     distill_checkpoint(cut, tmp_path / "d", tmp_path / "texts.jsonl", config, progress=False)
     student = open_model(tmp_path / "d")
-    check_weights(student, read_model_config(student))
+    sizes = read_model_config(student)
+    check_weights(student, sizes)
     before, after = load_weights(cut), load_weights(tmp_path / "d")
     new = {name for name in after if "_swiftkv" in name}
-    assert any(".linear_attn." in name for name in new)
+    assert all(any(f".layers.{layer}." in name for name in new) for layer in sizes.upper_linear)
     assert all(torch.equal(after[name], before[name]) != (name in new) for name in after)
 
 

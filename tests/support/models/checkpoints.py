@@ -104,9 +104,7 @@ def keeps_states(family: str) -> bool:
 
 
 FAMILIES = {
-    name: classes
-    for name, classes in ALL_FAMILIES.items()
-    if families()[name].is_rewired and families()[name].is_trained and not keeps_states(name)
+    name: classes for name, classes in ALL_FAMILIES.items() if families()[name].is_rewired and not keeps_states(name)
 }
 """Those that have a SwiftKV form and a model to train, with whatever a cut may have."""
 
