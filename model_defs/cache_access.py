@@ -21,14 +21,14 @@ def copy_pages(cache: Cache, old: Tensor, new: Tensor) -> None:
         rows[new] = rows[old]
 
 
-def move_tokens(cache: Cache, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
-    """Move single heads' tokens bit for bit: from ``old`` to ``new``, each (pages, places, KV heads) int64 ``[N]``. All
-    are read before any is written."""
-    _, size, heads = cache[0].shape[:3]
-    source, target = ((pages * size + places) * heads + head for pages, places, head in (old, new))
+def move_tokens(cache: Cache, old: Tensor, new: Tensor) -> None:
+    """Move single heads' tokens bit for bit: from ``old`` to ``new``, rows of a pool as ``[pages * page_size *
+    kv_heads]`` has them, int64 ``[N]``. All are read before any is written."""
     for pool in cache:
         rows = _indexable(pool).view(-1, *pool.shape[3:])
-        rows.index_copy_(0, target, rows.index_select(0, source))
+        if rows.dim() == 2 and rows[:1].nbytes % 8 == 0:  # which torch copies in fewer pieces
+            rows = rows.view(torch.int64)
+        rows.index_copy_(0, new, rows.index_select(0, old))
 
 
 def read_keys(cache: Cache, pages: Tensor, places: Tensor, k_scale: float) -> Tensor:

@@ -13,20 +13,17 @@ from kvforge.kv_policies.eviction.state import EvictionState, Places, Rule
 from kvforge.kv_policies.state import EngineMemory
 from kvforge.kv_policies.transition import Transition
 from model_defs.cache_access import move_tokens
-from model_defs.columns import column_number
 
 _MAX, _LOW = 2**31 - 1, 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where the tokens of each KV head of an owner lie: pages of the pool, places in these and the heads whose memory
-    it is, int64; ``state`` has what lies in pools of the policy as they do, by the pool's name. All ``[kv_heads,
+    """Where the tokens of each KV head of an owner lie: rows of the pool, which has one for each head of each place of
+    each page, int64; ``state`` has what lies in pools of the policy as they do, by the pool's name. All ``[kv_heads,
     L]``."""
 
-    page: Tensor
-    place: Tensor
-    head: Tensor
+    row: Tensor
     state: dict[str, Tensor]
 
 
@@ -70,21 +67,20 @@ class LaneState(EvictionState):
     def _evict(self, transitions: Sequence[Transition]) -> None:
         places, every = self._places(transitions), range(len(self._caches))
         for group in [list(every)] if self._rule.owners_share else [[owner] for owner in every]:
-            located = [self._located(owner, places) for owner in group]
-            scored = [self._scored(owner, places, one) for owner, one in zip(group, located, strict=True)]
-            self._divide(group, scored, located, places)
+            self._divide(group, *self._lanes(group, places), places)
         self._count(places)
 
-    def _located(self, owner: int, places: Places) -> Located:
-        """Return where tokens are before anything of the transition is written."""
-        num_heads = self._caches[owner][0].shape[2]
-        page, place, position = places.pages[0] + self._first_page(owner), places.place, places.index + places.shift
-        head = torch.arange(num_heads, device=self._device)[:, None].expand(-1, places.length)
-        return Located(page.expand_as(head), place.expand_as(head), head, {"position": position.expand_as(head)})
+    def _lanes(self, owners: Sequence[int], places: Places) -> tuple[list[ScoredLanes], list[Located]]:
+        """Return the tokens of ``owners`` before anything of the transition is written."""
+        slots = [self._slots(owner, places) for owner in owners]
+        scored = [ScoredLanes.of(one, self._rule.score(one)) for one in slots]
+        return scored, [self._located(owner, places) for owner in owners]
 
-    def _scored(self, owner: int, places: Places, located: Located) -> ScoredLanes:
-        slots = self._slots(owner, places)
-        return ScoredLanes.of(slots, self._rule.score(slots))
+    def _located(self, owner: int, places: Places) -> Located:
+        num_heads = self._caches[owner][0].shape[2]
+        place = (places.pages[0] + self._first_page(owner)) * self._page_size + places.place
+        row = place * num_heads + torch.arange(num_heads, device=self._device)[:, None]
+        return Located(row, {"position": (places.index + places.shift).expand_as(row)})
 
     def _kept_table(self, places: Places) -> Tensor:
         """Return the pages that the lanes fill, int64."""
@@ -101,41 +97,39 @@ class LaneState(EvictionState):
         A *lane* is an owner and one of its heads, numbered in this order.
         """
         size, num_heads, device = self._page_size, len(scored[0].best), self._device
-        pages_of_lane = self._pages_of_lanes(scored, places)
-        page, room = torch.tensor(_columns(pages_of_lane, places.keep // size), device=device).T
+        pages_of_lane = torch.tensor(self._pages_of_lanes(scored, places), device=device)
+        page, room = _columns(pages_of_lane, places.keep // size)
+        owner_of, head = room // num_heads, room % num_heads
         first = torch.tensor([self._first_page(owner) for owner in owners], device=device)
-        target, head = self._kept_table(places)[page] + first[room // num_heads], room % num_heads
-        columns = column_number(target, 0, size, num_heads)[head, torch.arange(len(head), device=device)]
+        target = self._kept_table(places)[page] + first[owner_of]
+        columns = target * size * num_heads + head
 
-        order = [order for one in scored for order in one.order]
-        tokens = torch.cat([best[: n * size].sort().values for best, n in zip(order, pages_of_lane, strict=True)])
-        lane = torch.repeat_interleave(torch.tensor(pages_of_lane, device=device) * size)
-        whole, names = (
-            torch.cat([torch.stack((one.page, one.place, one.head), -1) for one in located]),
-            located[0].state,
-        )
-        source = whole[lane, tokens].unbind(-1)
-        state = {name: torch.cat([one.state[name] for one in located])[lane, tokens] for name in names}
-        place, target, head, owner_of = (
-            torch.arange(size, device=device).repeat(len(page)),
-            *(x.repeat_interleave(size) for x in (target, head, room // num_heads)),
-        )
-        move_tokens(self._caches[owners[0]], source, (target, place, head))
+        order = torch.cat([one.order for one in scored])
+        is_best = torch.arange(order.shape[1], device=device) < pages_of_lane[:, None] * size
+        stays = torch.zeros_like(is_best).scatter_(1, order, is_best).flatten().nonzero()[:, 0]
+        source = torch.cat([one.row for one in located]).flatten()[stays]
+        places_of = torch.arange(size, device=device) * num_heads
+        state = {
+            name: torch.cat([one.state[name] for one in located]).flatten()[stays].view(-1, size)
+            for name in located[0].state
+        }
+        move_tokens(self._caches[owners[0]], source, (columns[:, None] + places_of).flatten())
 
-        state_page = places.state_table[0].long()[page].repeat_interleave(size)
-        slot = places.transitions[0].sequence.slot
-        columns_of_lane = iter(columns.int().split(pages_of_lane))
-        tokens_of = owner_of.argsort(stable=True).split(owner_of.bincount(minlength=len(owners)).tolist())
-        for index, (owner, here) in enumerate(zip(owners, tokens_of, strict=True)):
+        state_page = places.state_table[0].long()[page]
+        slot, longest = places.transitions[0].sequence.slot, int(pages_of_lane.max())
+        is_there = torch.arange(longest, device=device) < pages_of_lane[:, None]
+        table = torch.zeros(is_there.shape, dtype=torch.int32, device=device)
+        table[is_there] = columns.int()
+        columns_of = owner_of.argsort(stable=True).split(owner_of.bincount(minlength=len(owners)).tolist())
+        for index, (owner, here) in enumerate(zip(owners, columns_of, strict=True)):
             *_, lane_pages, lane_table = self._states[owner]
             for pool, tensor in zip(self._rule.named_pools, self._states[owner], strict=True):
                 if pool.name in state:
-                    row = state_page if pool.rows == "pages" else target - first[index]
-                    tensor[row[here], place[here], head[here]] = state[pool.name][here].to(tensor.dtype)
-            for one in range(num_heads):
-                of_lane = next(columns_of_lane)
-                lane_pages[slot, one] = len(of_lane)
-                lane_table[slot, one, : len(of_lane)] = of_lane
+                    rows = (state_page if pool.rows == "pages" else target - first[index])[here]
+                    tensor.transpose(1, 2)[rows, head[here]] = state[pool.name][here].to(tensor.dtype)
+            lanes = slice(index * num_heads, (index + 1) * num_heads)
+            lane_pages[slot] = pages_of_lane[lanes]
+            lane_table[slot, :, :longest] = table[lanes]
 
 
 def _sorted(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,11 +141,12 @@ def _sorted(score: Tensor) -> tuple[Tensor, Tensor]:
     return score.gather(-1, order), order
 
 
-def _columns(pages_of_lane: Sequence[int], num_pages: int) -> list[tuple[int, int]]:
+def _columns(pages_of_lane: Tensor, num_pages: int) -> tuple[Tensor, Tensor]:
     """Return for each lane, one after the other, the columns that it gets: which of ``num_pages`` pages, and the lane
     whose own it is."""
-    columns = [[(page, lane) for page in range(min(n, num_pages))] for lane, n in enumerate(pages_of_lane)]
-    free = iter([(page, lane) for page in range(num_pages) for lane, n in enumerate(pages_of_lane) if page >= n])
-    for lane, n in enumerate(pages_of_lane):
-        columns[lane] += [next(free) for _ in range(n - num_pages)]
-    return [column for of_lane in columns for column in of_lane]
+    is_own = torch.arange(num_pages, device=pages_of_lane.device) < pages_of_lane[:, None]
+    lane, page = is_own.nonzero().T
+    other = torch.repeat_interleave((pages_of_lane - num_pages).clamp(min=0))
+    free_page, room = (~is_own.T).nonzero()[: len(other)].T
+    order = torch.cat((lane, other)).argsort(stable=True)
+    return torch.cat((page, free_page))[order], torch.cat((lane, room))[order]

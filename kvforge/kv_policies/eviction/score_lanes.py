@@ -15,16 +15,11 @@ from kvforge.kv_policies.transition import CachedSequence, Transition
 
 @dataclass(frozen=True)
 class _Division:
-    """What a sequence is about to keep at ``computed`` tokens: pages of each lane, by these scores."""
+    """What a sequence is about to keep: pages of each lane, by these scores of these tokens."""
 
-    sequence: CachedSequence
-    computed: int
     pages_of_lane: list[int]
     scored: list[ScoredLanes]
-
-    def is_of(self, sequence: CachedSequence) -> bool:
-        """Whether it is a sequence's next one."""
-        return self.sequence is sequence and self.computed == sequence.num_computed
+    located: list[Located]
 
     @property
     def num_shared(self) -> int:
@@ -46,23 +41,16 @@ class ScoreLanes(LaneState):
         self._divisions: dict[int, _Division] = {}
         """By the slot of a sequence."""
 
+    @torch.inference_mode()
     def measure(self, sequence: CachedSequence) -> Sequence[int]:
         """See ``MeasuringState``."""
         num_pages, num_full = len(sequence.pages), self._num_full(sequence, len(sequence.pages))
-        return [*range(self._division(sequence).num_shared), *range(num_full, num_pages)]
-
-    @torch.inference_mode()
-    def _division(self, sequence: CachedSequence) -> _Division:
-        known = self._divisions.get(sequence.slot)
-        if known is not None and known.is_of(sequence):
-            return known
         places = self._before(sequence, sequence.pages)
-        owners = range(len(self._caches))
-        scored = [self._scored(owner, places, self._located(owner, places)) for owner in owners]
+        located = [self._located(owner, places) for owner in range(len(self._caches))]
+        scored = self._scored(located, places)
         pages = super()._pages_of_lanes(scored, places) if places.length else [0]
-        found = _Division(sequence, sequence.num_computed, pages, scored)
-        self._divisions[sequence.slot] = found
-        return found
+        self._divisions[sequence.slot] = found = _Division(pages, scored, located)
+        return [*range(found.num_shared), *range(num_full, num_pages)]
 
     def _num_full(self, sequence: CachedSequence, num_pages: int) -> int:
         """Of a sequence's pages before a transition, those that are full."""
@@ -93,7 +81,7 @@ class ScoreLanes(LaneState):
         return self._num_shared(sequence), self._num_full(sequence, len(transition.old_pages))
 
     def _kept_pages(self, transition: Transition) -> list[int]:
-        return transition.sequence.pages[: self._division(transition.sequence).num_shared]
+        return transition.sequence.pages[: self._divisions[transition.sequence.slot].num_shared]
 
     def _copy_pages(self, transitions: Sequence[Transition]) -> None:
         """Not one: tokens that stay go from the old pages to those that are kept, and fill them."""
@@ -107,7 +95,8 @@ class ScoreLanes(LaneState):
 
     def _evict(self, transitions: Sequence[Transition]) -> None:
         (transition,) = transitions
-        slot, division = transition.sequence.slot, self._division(transition.sequence)
+        slot = transition.sequence.slot
+        division = self._divisions[slot]
         if division.scored[0].best.shape[1]:
             super()._evict(transitions)
         for *_, shared_pages, lane_pages, _ in self._states:
@@ -121,7 +110,11 @@ class ScoreLanes(LaneState):
         self._num_evicted += places.length - places.keep
 
     def _pages_of_lanes(self, scored: Sequence[ScoredLanes], places: Places) -> list[int]:
-        return self._division(places.transitions[0].sequence).pages_of_lane
+        return self._divisions[places.transitions[0].sequence.slot].pages_of_lane
+
+    def _lanes(self, owners: Sequence[int], places: Places) -> tuple[list[ScoredLanes], list[Located]]:
+        division = self._divisions[places.transitions[0].sequence.slot]
+        return division.scored, division.located
 
     # -- tokens -------------------------------------------------------------------------------------------------
 
@@ -129,62 +122,53 @@ class ScoreLanes(LaneState):
         located = super()._located(owner, places)
         sequence = places.transitions[0].sequence
         first = sequence.num_computed - sequence.num_prompt_tokens % self._page_size - places.length
-        position = (places.index + first).expand_as(located.head)
-        located = replace(located, state={"position": position})
-        if places.sealed:
-            located = self._behind_lane(owner, places, located)
-            page = located.page
-            score = torch.empty(page.shape, device=self._device)
-            for one, state in enumerate(self._states):
-                here, own = self._is_of(one, page)
-                score[here] = state[1][own[here], located.place[here], located.head[here]]
+        located = replace(located, state={"position": (places.index + first).expand_as(located.row)})
+        if not places.sealed:  # whole pages
+            score = self._states[owner][1].index_select(0, places.page_table[0]).flatten(0, 1).T
         else:
-            rows = self._states[owner][1][places.pages[0], places.place]
-            score = rows.T.contiguous()
+            located = self._behind_lane(owner, places, located)
+            score = torch.empty(located.row.shape, device=self._device)
+            for one, state in enumerate(self._states):
+                here, page, place, head = self._of_owner(one, located.row)
+                score[here] = state[1][page, place, head]
         return replace(located, state={**located.state, "score": score})
 
     def _behind_lane(self, owner: int, places: Places, later: Located) -> Located:
         """Return the tokens of each head's lane, and those of ``later`` that are behind the shared pages."""
         *_, lane_pages, lane_table = self._states[owner]
-        slot, size, num_heads = places.transitions[0].sequence.slot, self._page_size, len(later.page)
+        slot, size, num_heads = places.transitions[0].sequence.slot, self._page_size, len(later.row)
         counts, longest = lane_pages[slot].long(), max(int(state[-2][slot].max()) for state in self._states)
         columns = lane_table[slot, :, :longest].long()
         is_there = torch.arange(longest, device=self._device) < counts[:, None]
         columns = torch.where(is_there, columns, self._first_page(owner) * size * num_heads)
-        page, head = columns // (size * num_heads), columns % num_heads
-        place = torch.arange(size, device=self._device).expand(*page.shape, size).flatten(1)
-        page, head, is_there = (x.repeat_interleave(size, 1) for x in (page, head, is_there))
-        position = torch.where(is_there, self._positions(page, place, head, places), -1)
-        tail = slice(places.sealed, None)
-        return Located(
-            torch.cat((page, later.page[:, tail]), 1),
-            torch.cat((place, later.place[:, tail]), 1),
-            torch.cat((head, later.head[:, tail]), 1),
-            {"position": torch.cat((position, later.state["position"][:, tail]), 1)},
-        )
+        row = (columns[..., None] + torch.arange(size, device=self._device) * num_heads).flatten(1)
+        position = torch.where(is_there.repeat_interleave(size, 1), self._positions(row, places), -1)
+        state = torch.cat((position, later.state["position"][:, places.sealed :]), 1)
+        return Located(torch.cat((row, later.row[:, places.sealed :]), 1), {"position": state})
 
-    def _positions(self, page: Tensor, place: Tensor, head: Tensor, places: Places) -> Tensor:
+    def _positions(self, row: Tensor, places: Places) -> Tensor:
         """Return the positions of tokens in shared pages, whichever owner's these are; of others any number."""
         of_page = torch.zeros(len(self._states[0][1]), dtype=torch.long, device=self._device)
         of_page[places.page_table[0].long()] = places.state_table[0].long()
-        found = torch.empty_like(page)
+        found = torch.empty_like(row)
         for owner, state in enumerate(self._states):
-            here, own = self._is_of(owner, page)
-            found[here] = state[0][of_page[own[here]], place[here], head[here]].long()
+            here, page, place, head = self._of_owner(owner, row)
+            found[here] = state[0][of_page[page], place, head].long()
         return found
 
-    def _is_of(self, owner: int, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which pages of the pool of all are an owner's, and all as sequences number them."""
-        own = pages - self._first_page(owner)
-        return (own >= 0) & (own < len(self._states[owner][1])), own
+    def _of_owner(self, owner: int, row: Tensor) -> tuple[Tensor, ...]:
+        """Return which rows of the pool of all are an owner's, and of these the page as sequences number them, the
+        place and the head."""
+        _, size, num_heads = self._states[owner][1].shape
+        page = row // (size * num_heads) - self._first_page(owner)
+        here = (page >= 0) & (page < len(self._states[owner][1]))
+        return here, page[here], row[here] // num_heads % size, row[here] % num_heads
 
-    def _scored(self, owner: int, places: Places, located: Located) -> ScoredLanes:
-        """As its division has it, where that is made: copies of pages have equal scores."""
-        sequence, position = places.transitions[0].sequence, located.state["position"][None]
-        known = self._divisions.get(sequence.slot)
-        if known is not None and known.is_of(sequence):
-            return known.scored[owner]
-        slots = replace(
-            self._slots(owner, places), position=position.float(), statistics={"score": located.state["score"][None]}
-        )
-        return ScoredLanes.of(slots, self._rule.score(slots).masked_fill(position < 0, -torch.inf))
+    def _scored(self, located: Sequence[Located], places: Places) -> list[ScoredLanes]:
+        """Return the lanes of all owners, scored together."""
+        position, score = (torch.stack([one.state[name] for one in located]) for name in ("position", "score"))
+        slots = replace(self._slots(0, places), position=position.float(), statistics={"score": score})
+        scores = self._rule.score(slots).masked_fill(position < 0, -torch.inf)
+        every = ScoredLanes.of(slots, scores.flatten(0, 1)[None])
+        lanes = zip(*(x.unflatten(0, position.shape[:2]) for x in (every.best, every.order)), strict=True)
+        return [ScoredLanes(slots, best, order) for best, order in lanes]

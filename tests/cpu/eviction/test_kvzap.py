@@ -120,6 +120,8 @@ def test_pages_of_what_is_below_the_threshold_are_given_back() -> None:
     below = dict(run("kvzap:budget=64,block=8,window=8,threshold=400", 41, -50.0))
     assert [below[computed] for computed in (41, 42, 48, 49, 50)] == [11, 3, 4, 5, 3]
     assert max(pages for computed, pages in below.items() if computed > 41) == 5
+    alone = dict(run("kvzap:budget=64,block=8,window=2,threshold=400", 42, -50.0))  # both in the last page
+    assert [alone[computed] for computed in (42, 43, 50, 51)] == [11, 1, 3, 1]
 
 
 @pytest.mark.parametrize(("length", "threshold", "bias"), [(41, 400, 50.0), (41, 0, -50.0), (5, 400, -50.0)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from heapq import heapify, heappop, heapreplace
 
 from kvforge.kv_policies.eviction.names import Tensor
 
@@ -19,13 +20,16 @@ def divide_pages(
     pages = [min(max(int(tokens // page_size), min_pages), bound) for tokens, bound in zip(wanted, most, strict=True)]
     rest = [tokens - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
     left = num_pages - sum(pages)
-    while left != 0:
-        step = 1 if left > 0 else -1
-        heads = [head for head, given in enumerate(pages) if given != (most[head] if left > 0 else min_pages)]
-        head = max(heads, key=lambda head: (step * rest[head], -head))
+    step, bounds = (1, most) if left > 0 else (-1, [min_pages] * len(pages))
+    heads = [(-step * rest[head], head) for head, given in enumerate(pages) if given != bounds[head]]
+    heapify(heads)
+    for _ in range(abs(left)):
+        remains, head = heads[0]
         pages[head] += step
-        rest[head] -= step * page_size
-        left -= step
+        if pages[head] == bounds[head]:
+            heappop(heads)
+        else:
+            heapreplace(heads, (remains + page_size, head))
     return pages
 
 
