@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=float,
         default=0.1,
         metavar="X",
-        help="largest unexplained share of any layer's K or V, for auto",
+        help="largest unexplained share of any layer's K, V or updates of a state, for auto",
     )
     parser.add_argument(
         "--ridge",

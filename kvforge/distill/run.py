@@ -23,7 +23,7 @@ from kvforge.distill.step_log import METRICS_FILE
 from kvforge.distill.train import distill
 from kvforge.distill.trained_parameters import fingerprint, is_trained
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
-from model_defs import ModelConfig
+from model_defs import ModelConfig, ModelError
 from model_defs.weights import is_teacher_only
 
 PLOT_FILE = "metrics.svg"
@@ -73,6 +73,11 @@ def distill_checkpoint(
         checkpoint, sizes = _open(src)
         if sizes.is_blind:
             _check_blind(src, sizes, config, settings, keep_teacher)
+        if config.early_exit:
+            try:
+                dataclasses.replace(sizes, early_exit=True)
+            except ModelError as error:
+                raise KvforgeError(f"--early-exit does not go with {src}: {error}") from None
         return folder, checkpoint, sizes
 
     with world.processes(config.device):

@@ -153,6 +153,7 @@ def _check(source: PlainCheckpoint, options: RewireOptions) -> None:
         raise KvforgeError(f"--cut-layer is {options.cut}; a model of {layers} layers can be cut at 1 to {layers - 1}.")
     if options.group_size > layers:
         raise KvforgeError(f"--group-size is {options.group_size} and the model has {layers} layers; give fewer.")
+    _rewired(source, options, options.cut or 1, shares=options.cut is not None)
 
 
 def _samples(source: PlainCheckpoint, options: RewireOptions, text: Path | None) -> list[list[int]]:
@@ -164,13 +165,15 @@ def _samples(source: PlainCheckpoint, options: RewireOptions, text: Path | None)
     return samples
 
 
-def _rewired(source: PlainCheckpoint, options: RewireOptions, cut: int) -> ModelConfig:
-    """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
+def _rewired(source: PlainCheckpoint, options: RewireOptions, cut: int, shares: bool = True) -> ModelConfig:
+    """The model with a cut; raises KvforgeError where there is none of it, or with ``shares`` where its layers cannot
+    share caches so."""
     early_exit = options.early_exit
     try:
         cut_at = dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
         config = dataclasses.replace(cut_at, num_anchors=options.num_anchors or 0)
-        config.check_shared_caches()
+        if shares:
+            config.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{source.checkpoint.path}: {error}") from None
     return config

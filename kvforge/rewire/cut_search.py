@@ -16,8 +16,9 @@ from kvforge.rewire.source import PlainCheckpoint
 @dataclass(frozen=True)
 class Candidate:
     """A cut: ``prefill_reduction`` is 1 - cut / layers, ``mean_similarity`` that of its input to the later layers'
-    (None for the last layer), ``mean_residual`` and ``worst_residual`` are over K and V of the layers above it, each
-    the share of variance on held-out samples that ridge regression from the cut's input leaves."""
+    (None for the last layer), ``mean_residual`` and ``worst_residual`` are over K and V of the layers above it, or what
+    updates their states, each the share of variance on held-out samples that ridge regression from the cut's input
+    leaves."""
 
     cut: int
     prefill_reduction: float
@@ -39,15 +40,19 @@ def measure_cuts(
 
     Each layer above a cut is fitted on its own: what sharing caches adds is not a question of where to cut.
     """
-    num_layers = source.config.num_layers
+    config, has_bias = source.config, source.config.qkv_bias
+    num_layers = config.num_layers
     to_remaining = similarity_to_remaining(similarity)
     candidates = []
     for cut in range(1, num_layers):
         progress("comparing cuts", cut - 1, num_layers - 1)
-        fit = CutFit(source, inputs, cut, ridge, device)
+        fits: dict[bool, CutFit] = {}  # by whether the model has a bias to fit in some layers, and not in these
         residuals: list[float] = []
         for layer in range(cut, num_layers):
-            group = [read_projection(source, layer, device)]
+            group, lacks_bias = [read_projection(source, layer, device)], has_bias and config.is_linear(layer)
+            if lacks_bias not in fits:
+                fits[lacks_bias] = CutFit(source, inputs, cut, ridge, device, of_states=lacks_bias)
+            fit = fits[lacks_bias]
             residuals += fit.measure([layer], group, *fit.fit([layer], group))[0].shares(group[0].sizes)
         mean = sum(residuals) / len(residuals)
         candidates.append(Candidate(cut, 1 - cut / num_layers, to_remaining[cut], mean, max(residuals)))

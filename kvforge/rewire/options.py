@@ -14,9 +14,9 @@ class RewireOptions:
     """``cut`` is SwiftKV's k, None to choose it by measurement; ``group_size`` AcrossKV's G; ``init`` one of ``INITS``.
 
     ``ridge`` is the regulariser relative to the mean square of the inputs; ``quality_budget`` the largest share of a
-    layer's K or V that may stay unexplained where the cut is chosen. Calibration takes ``num_samples`` sequences of at
-    most ``num_tokens`` tokens; a shard of the output holds ``max_shard_bytes``. With ``num_anchors`` the cut is blind:
-    layers above it keep their own projections, so that nothing is initialised.
+    layer's K, V or updates of a state that may stay unexplained where the cut is chosen. Calibration takes
+    ``num_samples`` sequences of at most ``num_tokens`` tokens; a shard of the output holds ``max_shard_bytes``. With
+    ``num_anchors`` the cut is blind: layers above it keep their own projections, so that nothing is initialised.
     """
 
     cut: int | None

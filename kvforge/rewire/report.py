@@ -14,7 +14,8 @@ def describe(summary: RewireSummary) -> str:
             chosen = " *" if item.cut == summary.cut else "  "
             residuals = [f"{item.mean_residual:.4f}", f"{item.worst_residual:.4f}"]
             rows.append([f"{item.cut}{chosen}", f"{100 * item.prefill_reduction:.1f}%", similarity, *residuals])
-        blocks.append(f"Cuts by what their input explains of the K,V above them (* chosen)\n{align(rows)}")
+        title = "Cuts by what their input explains of K, V and updates of states above them (* chosen)"
+        blocks.append(f"{title}\n{align(rows)}")
     if summary.owners:
         rows = [["owner", "layers", "K", "V", "K, fold", "V, fold", "K, each layer", "V, each layer"]]
         for fit in summary.owners:

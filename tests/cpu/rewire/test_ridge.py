@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvforge.common.errors import KvforgeError
 from kvforge.rewire import RewireOptions, inputs, rewire_checkpoint
+from kvforge.rewire.cut_search import measure_cuts
 from kvforge.rewire.exit_head import EXIT_HEAD, EXIT_NORM, exit_tensors, fit_exit_map
 from kvforge.rewire.initialise import group_of
 from kvforge.rewire.inputs import LayerInputs, record_inputs
@@ -214,6 +215,16 @@ def test_what_updates_a_state_is_fitted_to_the_layers_own(family: str, tmp_path:
             assert_within(got.double(), expected, rounding * expected.abs().max())
             missed, by_fold = ((y - stream[1] @ made.T).square().sum() for made in (got.double(), folded))
             assert missed < 0.9 * by_fold
+
+
+def test_cuts_are_compared_by_what_a_cut_can_have(tmp_path: Path) -> None:
+    """What updates a state is fitted without an intercept, also where K and V of the model have one."""
+    source, found, _ = recorded(tmp_path, "bamba", first=1, **STATES["bamba"])
+    assert source.config.qkv_bias
+    for candidate in measure_cuts(source, found, torch.ones(4, 4).double(), 1e-3)[:2]:
+        fits, _ = fit_states(source, dataclasses.replace(source.config, cut=candidate.cut), found, 1e-3)
+        worst = max(share for fit in fits for share in fit.shares.values())
+        assert worst > 1e-3 and candidate.worst_residual == pytest.approx(worst)
 
 
 @pytest.mark.parametrize("family", STATES)

@@ -1,6 +1,7 @@
 """Layers that keep a state in the differentiable model: the reference's logits, packed samples, and training."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.common.errors import CheckpointError
+from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.distill import DistillConfig, distill_checkpoint
 from kvforge.distill.draft_run import train_draft_head
 from kvforge.prediction.config import PredictConfig
@@ -93,6 +94,20 @@ def test_distilling_trains_what_the_cut_added(case: str, tmp_path: Path) -> None
     new = {name for name in after if "_swiftkv" in name}
     assert all(any(f".layers.{layer}." in name for name in new) for layer in sizes.upper_linear)
     assert all(torch.equal(after[name], before[name]) != (name in new) for name in after)
+
+
+def test_an_early_exit_is_refused_before_work_begins(tmp_path: Path) -> None:
+    plain, cut = rewired(tmp_path, "gated convolutions")
+    before, absent = sorted(tmp_path.iterdir()), tmp_path / "absent.txt"
+    options = RewireOptions(cut=None, init="ridge", early_exit=True)
+    for make in (
+        lambda: distill_checkpoint(cut, tmp_path / "made", absent, DistillConfig(early_exit=True)),
+        lambda: rewire_checkpoint(plain, tmp_path / "made", options, calibration=absent),
+        lambda: rewire_checkpoint(plain, tmp_path / "made", replace(options, cut=1), calibration=absent),
+    ):
+        with pytest.raises(KvforgeError, match="it has an early exit; take it without"):
+            make()
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_what_is_not_calibrated_is_refused(tmp_path: Path) -> None:
