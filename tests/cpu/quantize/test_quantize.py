@@ -102,6 +102,14 @@ def test_experts_are_read_back_where_a_family_stores_them_as_one(
             assert_within(written.read(name, shape), wanted, wanted.abs().max() * 2**-4)
 
 
+def test_an_export_that_no_engine_reads_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+    source = make_checkpoint(tmp_path / "source", "gpt_oss")
+    with pytest.raises(CheckpointError, match=r"no engine can be built of it .*_proj\.weight.*Give another --recipe"):
+        quantize_checkpoint(source, tmp_path / "out", "fp8", num_samples=2, num_tokens=256)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 @pytest.mark.parametrize(("family", "cut"), [("mistral", None), ("qwen2", None), ("qwen3", 2)])
 def test_fp8_kv_leaves_the_weights_alone(family: str, cut: int | None, tmp_path: Path) -> None:
     pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
