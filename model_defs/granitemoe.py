@@ -13,6 +13,7 @@ NAMES = (
     (r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate."),
     (r"\.block_sparse_moe\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
     (r"\.block_sparse_moe\.output_linear\.weight$", ".mlp.experts.down_proj"),
+    (r"\.block_sparse_moe\.experts\.", ".mlp.experts."),  # as ModelOpt writes them
 )
 """The family's names of a layer's router and experts."""
 

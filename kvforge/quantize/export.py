@@ -222,8 +222,15 @@ def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]],
 
 
 def _check_export(staging: Path, original: Checkpoint, config: ModelConfig) -> tuple[tuple[float, float], ...]:
-    """Return the cache's scales. Raises CheckpointError where a scale is unusable: a matrix of zeros has none."""
+    """Return the cache's scales. Raises CheckpointError where no engine can be built of it, or a scale is unusable: a
+    matrix of zeros has none."""
     written = open_model(staging)
+    try:
+        check_weights(written, config)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"ModelOpt writes {original.path} so that no engine can be built of it ({error}) Give another --recipe."
+        ) from None
     for name in written.file_of_tensor:
         if not name.endswith("_scale"):
             continue

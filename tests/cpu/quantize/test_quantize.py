@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from kvforge.quantize import quantize_checkpoint
 from kvforge.quantize.swiftkv_model import load_swiftkv
 from model_defs import load_config
 from model_defs.reference import reference_logits
+from model_defs.weights import weight_specs
 from tests.support.full_disk import run_with_file_limit
-from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
-from tests.support.rounding import assert_near, model_error, roundings_error
+from tests.support.models.checkpoints import FAMILIES, MAMBA, load_weights, make_checkpoint
+from tests.support.rounding import assert_near, assert_within, model_error, roundings_error
 
 ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"
 
@@ -81,6 +83,31 @@ def test_both_ways_to_calibrate_agree_below_the_cut(exports: dict[str, Path]) ->
         rtol=roundings_error(14 * 4, torch.bfloat16),
         atol=0,
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("granitemoe", {}), ("granitemoehybrid", MAMBA | {"num_local_experts": 4})]
+)
+def test_experts_are_read_back_where_a_family_stores_them_as_one(
+    family: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    """ModelOpt writes them one by one."""
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+    source = make_checkpoint(tmp_path / "source", family, **sizes)
+    quantize_checkpoint(source, tmp_path / "out", "fp8", num_samples=2, num_tokens=256)
+    original, written = open_model(source), open_model(tmp_path / "out")
+    for spec in weight_specs(load_config(original.hf_config)):
+        for name, shape in ((each.name, each.shape) for each in spec.sources if ".experts." in each.name):
+            wanted = original.read(name, shape)
+            assert_within(written.read(name, shape), wanted, wanted.abs().max() * 2**-4)
+
+
+def test_an_export_that_no_engine_reads_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+    source = make_checkpoint(tmp_path / "source", "gpt_oss")
+    with pytest.raises(CheckpointError, match=r"no engine can be built of it .*_proj\.weight.*Give another --recipe"):
+        quantize_checkpoint(source, tmp_path / "out", "fp8", num_samples=2, num_tokens=256)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize(("family", "cut"), [("mistral", None), ("qwen2", None), ("qwen3", 2)])
