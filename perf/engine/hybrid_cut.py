@@ -4,7 +4,7 @@
 
 The model has the first --layers layers of --model, random weights, --num-experts of its experts where it has some, and
 a vocabulary of --vocab-size. Engines without a cut and with one at half of the layers take turns, one request at a
-time. FLOPs are those that the planner counts of a prompt.
+time. FLOPs are those that the planner counts of a prompt. Rows of other models stay in the report.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import statistics
 import time
 
 import numpy as np
+import torch
 
 from kvforge.compiler import BuildOptions
 from kvforge.costs.flops import prompt_flops
@@ -19,7 +20,7 @@ from kvforge.runtime.engine import LLMEngine
 from model_defs import load_config
 from perf.harness.batch import Batch
 from perf.harness.engines import cached_engine
-from perf.harness.experiment import Experiment, Report, lengths, number, option, output, work
+from perf.harness.experiment import Experiment, Row, lengths, number, option, output, work
 from perf.harness.published_shapes import first_layers
 from perf.harness.random_checkpoint import cached_checkpoint, with_cut
 from perf.harness.rounds import turned
@@ -29,7 +30,7 @@ NO_CUT, CUT = "no cut", "cut at half"
 HYBRIDS = ("Qwen3-Next-80B-A3B", "LFM2-1.2B", "Granite-4.0-H-Tiny", "Kimi-Linear-48B-A3B")
 
 
-def measure(args: argparse.Namespace) -> Report:
+def measure(args: argparse.Namespace) -> list[Row]:
     """Serve one prompt after the other in both engines."""
     hf = first_layers(args.model, args.layers)
     few = {"num_experts": args.num_experts, "num_local_experts": args.num_experts, "vocab_size": args.vocab_size}
@@ -52,21 +53,21 @@ def measure(args: argparse.Namespace) -> Report:
             began = time.process_time()
             first = running.start()
             if index > 0:  # the first touches every page of the weights
-                seconds[name].append(first)
-                cpu[name].append(time.process_time() - began)
+                seconds[name].append(round(first, 4))
+                cpu[name].append(round(time.process_time() - began, 4))
             running.finish()
-    return {
-        "ratio": _ratio(seconds),
-        "ratio_of_cpu": _ratio(cpu),
-        "ratio_of_flops": flops[CUT] / flops[NO_CUT],
-        "rows": [
-            {"engine": name, "ttft_s": seconds[name], "cpu_s": cpu[name], "flops": flops[name]} for name in engines
-        ],
-    }
+    return [
+        {
+            "model": args.model, "engine": name, "threads": torch.get_num_threads(), "ttft_s": seconds[name],
+            "cpu_s": cpu[name], "flops": flops[name], "ratio": _ratio(seconds, name),
+            "ratio_of_cpu": _ratio(cpu, name), "ratio_of_flops": flops[name] / flops[NO_CUT],
+        }
+        for name in engines
+    ]  # fmt: skip
 
 
-def _ratio(found: dict[str, list[float]]) -> float:
-    return statistics.median(cut / full for cut, full in zip(found[CUT], found[NO_CUT], strict=True))
+def _ratio(found: dict[str, list[float]], name: str) -> float:
+    return round(statistics.median(own / full for own, full in zip(found[name], found[NO_CUT], strict=True)), 4)
 
 
 EXPERIMENT = Experiment(
@@ -76,15 +77,16 @@ EXPERIMENT = Experiment(
         number("--num-experts", 16), number("--vocab-size", 32768),
         lengths(1024, 4), number("--rounds", 5), output("OUTPUT.json and .md"),
     ),
-    measure=measure, settings=("model", "layers", "num_experts", "vocab_size", "input_tokens"),
-    title="A hybrid with a cut",
-    notes="{layers} layers of {model} (where it has experts, {num_experts}), random weights in bf16, a vocabulary of "
-    "{vocab_size}, prompts of {input_tokens} tokens, by turns. With the cut the first token takes **{ratio:.2f}** of "
-    "the time without one (median of the rounds), {ratio_of_cpu:.2f} of its CPU time, by FLOPs {ratio_of_flops:.2f}.",
+    measure=measure, settings=("layers", "num_experts", "vocab_size", "input_tokens"), merged=("model", "engine"),
+    title="Hybrids with a cut",
+    notes="{layers} layers (where there are experts, {num_experts}), random weights in bf16, a vocabulary of "
+    "{vocab_size}, prompts of {input_tokens} tokens, by turns; ratios to the engine without a cut are medians of the "
+    "rounds.",
     columns=(
-        ("engine", "engine"), ("time to first token, s", lambda row: spread(row["ttft_s"], 2)),
-        ("CPU time of it, s", lambda row: spread(row["cpu_s"], 2)),
-        ("TFLOP", "flops", ".2f", 1e-12),
+        ("model", "model"), ("engine", "engine"), ("threads", "threads"),
+        ("time to first token, s", lambda row: spread(row["ttft_s"], 2)), ("ratio", "ratio", ".2f"),
+        ("CPU time of it, s", lambda row: spread(row["cpu_s"], 2)), ("ratio", "ratio_of_cpu", ".2f"),
+        ("TFLOP", "flops", ".2f", 1e-12), ("ratio", "ratio_of_flops", ".2f"),
     ),
 )  # fmt: skip
 

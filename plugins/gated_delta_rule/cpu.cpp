@@ -9,6 +9,7 @@
 #include "native/dynamic_for.h"
 #include "native/isa.h"
 #include "native/states.h"
+#include "native/subnormals.h"
 #include "native/workspace.h"
 
 namespace kvforge {
@@ -20,6 +21,7 @@ constexpr int64_t kNumbersPerThread = 1 << 17;  // of states, a token each, that
 
 struct Kernel {
   decltype(&isa_portable::columns) columns;
+  decltype(&isa_portable::norm) norm;
   decltype(&isa_portable::recur) recur;
   decltype(&isa_portable::decay) decay;
 };
@@ -29,12 +31,12 @@ Kernel kernel() {
   switch (current_isa()) {
     case Isa::avx512_bf16:
     case Isa::avx512_vnni:
-    case Isa::avx512: return {&isa_avx512::columns, &isa_avx512::recur, &isa_avx512::decay};
-    case Isa::avx2: return {&isa_avx2::columns, &isa_avx2::recur, &isa_avx2::decay};
+    case Isa::avx512: return {&isa_avx512::columns, &isa_avx512::norm, &isa_avx512::recur, &isa_avx512::decay};
+    case Isa::avx2: return {&isa_avx2::columns, &isa_avx2::norm, &isa_avx2::recur, &isa_avx2::decay};
     case Isa::portable: break;
   }
 #endif
-  return {&isa_portable::columns, &isa_portable::recur, &isa_portable::decay};
+  return {&isa_portable::columns, &isa_portable::norm, &isa_portable::recur, &isa_portable::decay};
 }
 
 }  // namespace
@@ -67,19 +69,12 @@ at::Tensor gated_delta_rule(
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor qkv = qkv_in.stride(1) == 1 ? qkv_in : qkv_in.contiguous();
   at::Tensor out = at::empty({has_queries ? tokens : 0, heads, value_dim}, qkv.options());
-  at::Tensor factors = at::empty({(tokens + 1) * of_token + tokens * heads}, gates.options());
+  const int64_t numbers = (tokens + 1) * of_token + tokens * (heads + 3 * key_heads);
+  at::Tensor factors = at::empty({numbers}, gates.options());
   float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * of_token, *speed = rate + tokens * heads;
   const float *gate = gates.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
   const float* bias = decay_bias.const_data_ptr<float>();
   for (int64_t i = 0; i < of_token; ++i) speed[i] = i % decays ? speed[i - 1] : std::exp(log[i / decays]);
-  const Kernel chosen = kernel();
-  at::parallel_for(0, tokens, std::max<int64_t>(1, kGatesPerTask / of_token), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* own = gate + t * gate_stride;
-      for (int64_t h = 0; h < heads; ++h) rate[t * heads + h] = 1.0f / (1.0f + std::exp(-own[h]));
-      chosen.decay({own + heads, bias, speed, decay + t * of_token, of_token});
-    }
-  });
   const DeltaRule args{
       .qkv = qkv.const_data_ptr(),
       .token_stride = qkv.stride(0),
@@ -97,11 +92,23 @@ at::Tensor gated_delta_rule(
       .value_heads = heads,
       .key_dim = key_dim,
       .value_dim = value_dim,
+      .norms = speed + of_token,
   };
+  const Kernel chosen = kernel();
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kGatesPerTask / of_token), [&](int64_t begin, int64_t end) {
+    thread_local Workspace workspace;
+    chosen.norm(args, begin, end, reinterpret_cast<float*>(workspace.get(norm_scratch(key_dim) * sizeof(float))));
+    for (int64_t t = begin; t < end; ++t) {
+      const float* own = gate + t * gate_stride;
+      for (int64_t h = 0; h < heads; ++h) rate[t * heads + h] = 1.0f / (1.0f + std::exp(-own[h]));
+      chosen.decay({own + heads, bias, speed, decay + t * of_token, of_token});
+    }
+  });
   const int64_t columns = chosen.columns(), blocks = (value_dim + columns - 1) / columns;
   const int64_t threads = 1 + tokens * heads * key_dim * value_dim / kNumbersPerThread;
   dynamic_for(sequences * heads * blocks, threads, [&](int64_t task) {
     thread_local Workspace workspace;
+    const FlushSubnormals flushed;
     float* scratch = reinterpret_cast<float*>(workspace.get(delta_scratch(key_dim, columns) * sizeof(float)));
     chosen.recur(args, task / (heads * blocks), task / blocks % heads, task % blocks * columns, scratch);
   });

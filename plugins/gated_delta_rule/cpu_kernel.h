@@ -17,6 +17,7 @@ struct DeltaRule {
   float* pool;  // [rows, value_heads, key_dim, value_dim]
   void* out;  // [T, value_heads, value_dim], contiguous; nothing without queries
   int64_t key_heads, value_heads, key_dim, value_dim;
+  float* norms;  // [T, key_heads, 3], which `norm` fills: factors that norm k and q, and the product of both
 };
 
 // Floats of a key with zeros behind it, whole vectors of any width.
@@ -27,6 +28,9 @@ constexpr int64_t delta_scratch(int64_t key_dim, int64_t columns) {
   return key_dim * columns + 5 * padded_key(key_dim) + 2 * columns;
 }
 
+// Floats of scratch that `norm` needs.
+constexpr int64_t norm_scratch(int64_t key_dim) { return 2 * padded_key(key_dim); }
+
 // What makes decays: exp(-speed * softplus(step + bias)) of `count` numbers.
 struct Decays {
   const float *step, *bias, *speed;
@@ -35,9 +39,11 @@ struct Decays {
 };
 
 // columns: how many of a state's a task has.
+// norm: what the heads and tasks of tokens [begin, end) have in common.
 // recur: those from `first` on, as far as there are, of a value head's state, through all tokens of a sequence.
 #define KVFORGE_DELTA_RULE \
   int64_t columns(); \
+  void norm(const DeltaRule& args, int64_t begin, int64_t end, float* scratch); \
   void recur(const DeltaRule& args, int64_t sequence, int64_t head, int64_t first, float* scratch); \
   void decay(const Decays& args);
 namespace isa_portable { KVFORGE_DELTA_RULE }

@@ -1,5 +1,7 @@
 """GatedDeltaRule on CPU: bits that depend on a sequence's own tokens alone, and what it refuses."""
 
+import platform
+
 import pytest
 import torch
 from torch import Tensor
@@ -126,6 +128,17 @@ def test_a_number_that_is_none_stays_in_its_sequence():
     args[0][1, 0] = torch.nan
     got = plugins.gated_delta_rule(*args)
     assert torch.equal(got[2:], want[2:]) and torch.equal(got[0], want[0]) and got[1].isnan().any()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other CPUs take them as fast as others")
+def test_subnormal_numbers_are_zeros_within_it_alone(isa):
+    args = arguments()
+    args[0].zero_()
+    args[1].fill_(1.0)
+    args[2:4] = torch.full((2, HEADS), 2.0)  # decays of 1.7e-10
+    args[7].fill_(1e-20)
+    plugins.gated_delta_rule(*args)
+    assert not args[7][1].any() and (torch.full((1,), 1e-30) * 1e-10).item() > 0  # row 1: 3e-40
 
 
 def test_opcheck():
