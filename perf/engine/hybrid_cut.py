@@ -12,6 +12,7 @@ import statistics
 import time
 
 import numpy as np
+import torch
 
 from kvforge.compiler import BuildOptions
 from kvforge.costs.flops import prompt_flops
@@ -57,9 +58,9 @@ def measure(args: argparse.Namespace) -> list[Row]:
             running.finish()
     return [
         {
-            "model": args.model, "engine": name, "ttft_s": seconds[name], "cpu_s": cpu[name], "flops": flops[name],
-            "ratio": _ratio(seconds, name), "ratio_of_cpu": _ratio(cpu, name),
-            "ratio_of_flops": flops[name] / flops[NO_CUT],
+            "model": args.model, "engine": name, "threads": torch.get_num_threads(), "ttft_s": seconds[name],
+            "cpu_s": cpu[name], "flops": flops[name], "ratio": _ratio(seconds, name),
+            "ratio_of_cpu": _ratio(cpu, name), "ratio_of_flops": flops[name] / flops[NO_CUT],
         }
         for name in engines
     ]  # fmt: skip
@@ -82,7 +83,7 @@ EXPERIMENT = Experiment(
     "{vocab_size}, prompts of {input_tokens} tokens, by turns; ratios to the engine without a cut are medians of the "
     "rounds.",
     columns=(
-        ("model", "model"), ("engine", "engine"),
+        ("model", "model"), ("engine", "engine"), ("threads", "threads"),
         ("time to first token, s", lambda row: spread(row["ttft_s"], 2)), ("ratio", "ratio", ".2f"),
         ("CPU time of it, s", lambda row: spread(row["cpu_s"], 2)), ("ratio", "ratio_of_cpu", ".2f"),
         ("TFLOP", "flops", ".2f", 1e-12), ("ratio", "ratio_of_flops", ".2f"),
