@@ -77,8 +77,8 @@ def torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tup
     """The graphs in eager torch on the operators' references."""
     write, attend = (plugins.OPERATORS[name].reference for name in ("rope_paged_kv_write", "paged_attention"))
 
-    def in_place(*tensors: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, ...]:
-        write(*tensors, *([] if len(tensors) == 9 else [None, None]), k_scale, v_scale)
+    def in_place(*tensors: Tensor, **numbers: float) -> tuple[Tensor, ...]:
+        write(*tensors, **numbers)
         return tensors[5:]
 
     monkeypatch.setattr("model_defs.graphs.rope_paged_kv_write", in_place)

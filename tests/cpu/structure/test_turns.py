@@ -1,10 +1,12 @@
 """Which cases a day's run has: each function one at least, and within a week all."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.layers import DAILY_S, DAYS, cases_of_the_week, durations_of
+from tests.support.models import shelf
 from tests.support.random_cases import cases_of_day, in_turn
 
 
@@ -55,3 +57,10 @@ def test_seconds_are_of_a_case_and_of_shared_fixtures() -> None:
     seconds = {"": 0.1, "@built": 60.0, "test_long": 1.5, "test_waits": 3.0, "test_many": 0.15}
     assert durations_of(lines, known) == {"test_a.py": seconds}
     assert durations_of(lines, {}) == {"test_a.py": seconds | {"@built": 5.0}}
+
+
+def test_a_run_that_will_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "cache_dir", lambda: tmp_path / "not" / "yet")
+    assert shelf.lack_of_space() is None
+    monkeypatch.setattr(shelf, "RUN_BYTES", 1 << 60)
+    assert "make room, or set TMPDIR to a folder with more." in (shelf.lack_of_space() or "")

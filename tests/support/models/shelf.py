@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -50,6 +51,8 @@ BUILT_FROM = (
 
 MAX_FOLDERS = 6
 """Shelves that are kept, the last used."""
+RUN_BYTES = 2_000_000_000
+"""A run on a machine that has nothing yet wrote 1.2 GB of temporary files, most of them Inductor's, and 0.5 GB here."""
 UNUSED_S = 6 * 3600
 """No run takes so long: who may be using a shelf keeps it."""
 
@@ -149,6 +152,21 @@ def build_missing(specs: Iterable[EngineSpec]) -> str:
     return f"engines for tests: {len(missing)} built in {took}, in {shared_folder()}"
 
 
+def lack_of_space() -> str | None:
+    """Return what is wrong where a run of all tests has too little room."""
+    for variable, folder in (("TMPDIR", Path(tempfile.gettempdir())), ("KVFORGE_CACHE", cache_dir())):
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(there).free
+        if free < RUN_BYTES:
+            return (
+                f"{folder} has {free / 1e9:.1f} GB left and the tests write up to {RUN_BYTES / 1e9:.1f}; make room, or "
+                f"set {variable} to a folder with more."
+            )
+    return None
+
+
 if __name__ == "__main__":
+    if lack := lack_of_space():
+        sys.exit(lack)
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}  # of builds
     print(build_missing(SHARED))
