@@ -77,17 +77,17 @@ def test_outputs_are_kept_for_requests_of_their_scope(drafting_engine: Path) -> 
             asked = ask("tensorrt_llm", [5, 6, 7], 20, streaming=False, end_id=-1)
             return post(f"{server.http_url}/v2/models/tensorrt_llm/generate", {**asked, **parameters})
 
-        assert [answer().status for _ in range(3)] == [200] * 3
-        assert value(server, "kvforge_suffix_tokens") == 0, "outputs without a scope are not counted"
         statuses = list[int]()
 
         def counts_them() -> bool:
-            """They are counted as drafts are made, which a busy machine's balance turns off for a while."""
+            """They are counted as drafts are made; a busy machine's balance may allow one alone."""
             statuses.append(answer(draft_scope="ab"[len(statuses) % 2]).status)
             return value(server, "kvforge_suffix_tokens") > 0
 
-        wait_until(counts_them, "those of scopes are")
+        wait_until(counts_them, "outputs of scopes are counted")
+        statuses += [answer().status for _ in range(6)]
         assert statuses == [200] * len(statuses)
-        assert value(server, "kvforge_suffix_tokens") <= 20 * len(statuses)
+        counted = value(server, "kvforge_suffix_tokens")
+        assert counted <= 20 * (len(statuses) - 6), "outputs without a scope are not"
         refused = answer(draft_scope=5)
         assert refused.status == 400 and "'draft_scope' cannot be used; give a text" in refused.body
