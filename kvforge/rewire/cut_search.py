@@ -40,19 +40,15 @@ def measure_cuts(
 
     Each layer above a cut is fitted on its own: what sharing caches adds is not a question of where to cut.
     """
-    config, has_bias = source.config, source.config.qkv_bias
-    num_layers = config.num_layers
+    num_layers = source.config.num_layers
     to_remaining = similarity_to_remaining(similarity)
     candidates = []
     for cut in range(1, num_layers):
         progress("comparing cuts", cut - 1, num_layers - 1)
-        fits: dict[bool, CutFit] = {}  # by whether the model has a bias to fit in some layers, and not in these
+        fit = CutFit(source, inputs, cut, ridge, device)
         residuals: list[float] = []
         for layer in range(cut, num_layers):
-            group, lacks_bias = [read_projection(source, layer, device)], has_bias and config.is_linear(layer)
-            if lacks_bias not in fits:
-                fits[lacks_bias] = CutFit(source, inputs, cut, ridge, device, of_states=lacks_bias)
-            fit = fits[lacks_bias]
+            group = [read_projection(source, layer, device)]
             residuals += fit.measure([layer], group, *fit.fit([layer], group))[0].shares(group[0].sizes)
         mean = sum(residuals) / len(residuals)
         candidates.append(Candidate(cut, 1 - cut / num_layers, to_remaining[cut], mean, max(residuals)))

@@ -61,7 +61,8 @@ def mean_target(layers: Sequence[Tensor]) -> Tensor:
 class CutFit:
     """Least squares from one cut's input: X is the residual stream entering ``cut`` over its root mean square.
 
-    (X^T X + lambda I)^-1 is factored once; each owner adds its own right-hand side.
+    (X^T X + lambda I)^-1 is factored once for projections with a bias, once for those without; each adds its own
+    right-hand side.
     """
 
     def __init__(
@@ -72,20 +73,25 @@ class CutFit:
         ridge: float,
         device: torch.device | str,
         combine: Combine = mean_target,
-        of_states: bool = False,
     ) -> None:
-        self.inputs, self.cut, self.device, self.combine = inputs, cut, device, combine
+        self.inputs, self.cut, self.ridge, self.device, self.combine = inputs, cut, ridge, device, combine
         self.eps = input_eps(source.config)
-        has_bias = source.config.qkv_bias and not of_states
-        self.sums = InputSums(source.config.hidden_size, has_bias, device)
-        for sample in inputs.fitted:
-            self.sums.add(self.single_input(sample))
-        try:
-            self.factor = self.sums.factor(ridge)
-        except torch.linalg.LinAlgError:
-            raise KvforgeError(
-                f"The normal equations of cut {cut} cannot be solved with --ridge {ridge:g}; give a larger one."
-            ) from None
+        self._factored: dict[bool, tuple[InputSums, Tensor]] = {}
+
+    def _normal_equations(self, has_bias: bool) -> tuple[InputSums, Tensor]:
+        """Return the sums and their factor; raises KvforgeError where there is none."""
+        if has_bias not in self._factored:
+            sums = InputSums(self.inputs.hidden_size, has_bias, self.device)
+            for sample in self.inputs.fitted:
+                sums.add(self.single_input(sample))
+            try:
+                self._factored[has_bias] = sums, sums.factor(self.ridge)
+            except torch.linalg.LinAlgError:
+                raise KvforgeError(
+                    f"The normal equations of cut {self.cut} cannot be solved with --ridge {self.ridge:g}; give a "
+                    "larger one."
+                ) from None
+        return self._factored[has_bias]
 
     def single_input(self, sample: int) -> Tensor:
         """Return X of a sample ``[T, hidden]`` float64."""
@@ -104,7 +110,7 @@ class CutFit:
             x = self.single_input(sample)
             y = self.combine(self.targets(layers, group, sample))
             residuals.add(x, y - x @ weight.T - bias)
-        delta, shift = solve(self.sums, self.factor, residuals)
+        delta, shift = solve(*self._normal_equations(group[0].bias is not None), residuals)
         return weight + delta, bias + shift
 
     def measure(
@@ -174,7 +180,7 @@ def fit_states(
 ) -> tuple[list[StateFit], Fitted]:
     """Fit what updates the state of every layer of ``config`` above its cut to the layer's own, as ``fit_owners``
     does."""
-    cut = CutFit(source, inputs, config.cut, ridge, device, of_states=True)
+    cut = CutFit(source, inputs, config.cut, ridge, device)
     fits: list[StateFit] = []
     fitted: Fitted = {}
     for done, layer in enumerate(config.upper_linear):
