@@ -38,6 +38,8 @@ PROMPTS = (
     "Dear Sir or Madam,\n\nI am writing to", "In 1969, the first human being to walk on the Moon was",
 )  # fmt: skip
 SHOWN = 5
+FLOAT32 = "ALL_F32"
+"""llama.cpp's name of the format."""
 
 
 def asked_of_llama(python: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -66,8 +68,9 @@ def compare(file: Path, args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "float32.gguf"
-        theirs = asked_of_llama(args.llama_python, {**asked, "as_float32": str(copy) if args.tensors else ""})
-        tensors = _tensors(header, copy) if args.tensors else {}
+        quantized = [(str(file), str(copy), FLOAT32)] if args.tensors else []
+        theirs = asked_of_llama(args.llama_python, {**asked, "quantized": quantized})
+        tensors = tensors_beside(header, copy) if args.tensors else {}
     ours = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     different = [index for index, ids in enumerate(ours) if ids != theirs["texts"][index]]
     row: dict[str, Any] = {"file": file.name, "texts": len(texts), "different_texts": len(different)}
@@ -76,7 +79,7 @@ def compare(file: Path, args: argparse.Namespace) -> dict[str, Any]:
     return row | tensors | (_logits(file, prompts, theirs) if args.logits else {})
 
 
-def _tensors(header: Header, copy: Path) -> dict[str, Any]:
+def tensors_beside(header: Header, copy: Path) -> dict[str, Any]:
     """How many tensors have other numbers in a copy that llama.cpp dequantized."""
     theirs = {tensor.name: GgufPiece(tensor) for tensor in read_header(copy).tensors}
     ours = {tensor.name: GgufPiece(tensor) for tensor in header.tensors}

@@ -1,7 +1,7 @@
 """Tokens, logits and greedy texts of a GGUF file by llama.cpp: LLAMA_PYTHON -m perf.peers.gguf_worker ASKED ANSWERED.
 
 ASKED is a JSON file with ``file``, ``texts``, and ``prompts`` and ``greedy`` of token ids; ANSWERED gets the same keys.
-With ``as_float32`` the file is written there once more, dequantized.
+Before that llama.cpp's quantizer makes the files of ``quantized``: of one, written to another, in a format.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         asked = json.load(file)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    if asked["as_float32"]:
-        dequantize(asked["file"], asked["as_float32"])
+    for made in asked["quantized"]:
+        quantize(*made)
     needs_weights = bool(asked["prompts"] or asked["greedy"])
     float32 = llama_cpp.GGML_TYPE_F32  # a cache of float16 would round besides
     settings = {"n_ctx": 2048, "logits_all": True, "verbose": False, "n_gpu_layers": 0}
@@ -36,10 +36,10 @@ def main() -> None:
         json.dump(answer, file)
 
 
-def dequantize(file: str, written: str) -> None:
-    """Write a file with all tensors in float32."""
+def quantize(file: str, written: str, form: str) -> None:
+    """Write a file with its weights in a format, as llama.cpp names it: ``ALL_F32``, ``MOSTLY_Q4_0``, ..."""
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    settings.ftype, settings.allow_requantize = getattr(llama_cpp, f"LLAMA_FTYPE_{form}"), True
     if status := llama_cpp.llama_model_quantize(file.encode(), written.encode(), ctypes.byref(settings)):
         raise RuntimeError(f"llama_model_quantize gave {status} for {file}")
 
