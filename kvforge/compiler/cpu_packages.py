@@ -1,6 +1,7 @@
 """AOTInductor packages of CPU graphs: the C++ compiler works on one while Inductor generates the next."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.cpu_vec_isa import VecISA
 from torch._inductor.package import package_aoti
 from torch.export import ExportedProgram
 
@@ -16,8 +18,20 @@ from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime, plain_stacks
 
-# Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
+
+_INPUT_CHECK = re.compile(
+    r"AOTI_NOINLINE static void check_input_\d+\(.*?\n\}\n|^ *check_input_\d+\(.*?\);\n", re.S | re.M
+)
+"""Functions of Inductor's that check the inputs of a graph, and their calls."""
+_ASKED = re.compile(r"(static bool _check_aoti_runtime_check_inputs_env\(\) \{).*?\n\}", re.DOTALL)
+"""Whether they are asked for, in the environment."""
+
+
+def without_checks(source: str) -> str:
+    """Return Inductor's C++ without its checks of inputs, more than half of what it has for a small graph: sessions
+    bind what the graph was exported with. Text that has other checks is returned as it is."""
+    return _ASKED.sub(r"\1 return false; }", _INPUT_CHECK.sub("", source))
 
 
 class _Package:
@@ -35,7 +49,7 @@ class _Package:
 
     def generate(self, program: ExportedProgram) -> None:
         """Generate the C++ and start its compilation."""
-        compile_now, paths = CppBuilder.build, build_paths()
+        compile_now, probe, paths = CppBuilder.build, VecISA.check_build, build_paths()
 
         def build(builder: CppBuilder) -> None:
             target = builder.get_target_file_path()
@@ -43,6 +57,7 @@ class _Package:
             self._own[target] = str(self._folder / Path(target).name)
             if target.endswith((".wrapper.o", ".kernel.o")):
                 Path(target).touch()  # to be removed by Inductor
+                self._own |= {word: self._unchecked(Path(word)) for word in command if word.endswith(".wrapper.cpp")}
                 self._start(command)
             elif target.endswith(".wrapper.so"):
                 self._link = command
@@ -52,6 +67,8 @@ class _Package:
                     shutil.copyfile(target, self._own[target])
 
         CppBuilder.build = build
+        # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
+        VecISA.check_build = lambda isa, code: True
         try:
             with torch.no_grad(), plain_stacks():
                 module, (args, kwargs) = program.module(check_guards=False), program.example_inputs
@@ -59,7 +76,7 @@ class _Package:
         except Exception as error:
             raise self._error(first_line(error)) from error
         finally:
-            CppBuilder.build = compile_now
+            CppBuilder.build, VecISA.check_build = compile_now, probe
 
     def finish(self) -> None:
         """Wait for the objects, link them and write the package."""
@@ -84,6 +101,12 @@ class _Package:
         result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if result.returncode != 0:
             raise self._error(_first_error(result.stdout))
+
+    def _unchecked(self, source: Path) -> str:
+        """Write a copy of Inductor's C++ without its checks; returns its path."""
+        copy = self._folder / source.name
+        copy.write_text(without_checks(source.read_text(encoding="utf-8")), encoding="utf-8")
+        return str(copy)
 
     def _start(self, command: list[str]) -> None:
         own = [self._own.get(word, word) for word in command]

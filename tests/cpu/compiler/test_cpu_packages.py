@@ -66,6 +66,25 @@ def test_what_compiles_ends_with_the_build(program, started, tmp_path: Path, mon
     assert os.listdir(tmp_path) == []
 
 
+def test_what_inductor_checks_is_left_out(program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Inductor writes it differently one day, this says so; packages would only take longer to compile."""
+    seen, without = [], cpu_packages.without_checks
+    monkeypatch.setattr(cpu_packages, "without_checks", lambda text: seen.append((text, without(text))) or seen[-1][1])
+    with cpu_packages.package_writer() as write:
+        write(program, tmp_path / "sine.pt2")
+    ((before, after),) = seen
+    assert "static void check_input_0(" in before and 'getenv("AOTI_RUNTIME_CHECK_INPUTS")' in before
+    assert "check_input_0" not in after and "AOTI_RUNTIME_CHECK_INPUTS" not in after
+    assert torch.equal(
+        torch._inductor.aoti_load_package(str(tmp_path / "sine.pt2"))(torch.ones(3)), torch.ones(3).sin()
+    )
+
+
+@pytest.mark.parametrize("text", ["", "int main() { return check_inputs(1); }\n"])
+def test_other_text_stays(text: str) -> None:
+    assert cpu_packages.without_checks(text) == text
+
+
 def test_a_package_that_cannot_be_written_is_one_sentence(
     program, started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
