@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def quantize(file: str, written: str, form: str) -> None:
-    """Write a file with its weights in a format, as llama.cpp names it: ``ALL_F32``, ``MOSTLY_Q4_0``, ..."""
+    """Write a file with its weights in a format of llama.cpp, by what is behind ``LLAMA_FTYPE_`` in its names."""
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype, settings.allow_requantize = getattr(llama_cpp, f"LLAMA_FTYPE_{form}"), True
     if status := llama_cpp.llama_model_quantize(file.encode(), written.encode(), ctypes.byref(settings)):
