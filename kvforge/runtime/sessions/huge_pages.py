@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kvforge.runtime.sessions import numa
+
 ALIGNMENT = 256
 """Every tensor begins at a multiple of this many bytes: TensorRT asks for it, and vector loads gain from it."""
 
 
 def huge_page_memory(num_bytes: int) -> Tensor:
-    """Return zeroed memory, uint8 ``[num_bytes]``, which Linux is asked to give in pages of 2 MiB; as ever it takes
-    none before the first access.
+    """Return zeroed memory, uint8 ``[num_bytes]``, which Linux is asked to give in pages of 2 MiB, from all NUMA nodes
+    in turn; as ever it takes none before the first access.
 
     Raises:
         MemoryError: there is not so much.
@@ -25,7 +27,10 @@ def huge_page_memory(num_bytes: int) -> Tensor:
         raise MemoryError(f"{num_bytes} bytes cannot be allocated") from error
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    if len(nodes := numa.nodes_in_use()) > 1:
+        numa.interleave(whole.data_ptr(), whole.numel(), nodes)
+    return whole[:num_bytes]
 
 
 def allocate_together(
