@@ -31,7 +31,8 @@ def nodes_in_use(folder: Path = NODES) -> list[int]:
 
 def interleave(address: int, num_bytes: int, nodes: Sequence[int]) -> bool:
     """Have the pages of ``num_bytes`` from ``address``, the begin of a page, that nobody has touched go to ``nodes`` in
-    turn. Returns whether they will: not where the process has a policy of its own (as numactl sets it) or Linux refuses."""
+    turn. Returns whether they will: not where the process has a policy of its own, as numactl sets it, nor where Linux
+    refuses."""
     if _MBIND is None or policy_of(None) != _MPOL_DEFAULT:
         return False
     mask = (ctypes.c_ulong * (_BITS // 64))()
