@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.heap import keep_freed_memory
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
-from kvforge.distill.heap import keep_freed_memory
 from kvforge.distill.lock import locked
 from kvforge.distill.loop import Progress, SequenceRun, take_steps
 from kvforge.distill.packing import PackedData

@@ -39,6 +39,14 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
         "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
         "logits_scaling": 6.0, "tie_word_embeddings": True,
     },
+    "Granite-4.0-Micro": {
+        "model_type": "granitemoehybrid", "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "shared_intermediate_size": 8192, "position_embedding_type": "rope",
+        "layer_types": ["attention"] * 40, "max_position_embeddings": 131072, "rope_theta": 10000000.0,
+        "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
+        "residual_multiplier": 0.22, "logits_scaling": 10.0, "tie_word_embeddings": True,
+    },
     "Ministral-3-8B": {
         "model_type": "ministral3", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -84,6 +92,25 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "max_position_embeddings": 262144, "rope_theta": 10000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
     },
+    "Qwen3.5-0.8B": {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "partial_rotary_factor": 0.25, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+        "max_position_embeddings": 262144, "rope_theta": 10000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    },
+    "Qwen3.5-35B-A3B": {
+        "model_type": "qwen3_5_moe_text", "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "max_position_embeddings": 262144,
+        "rope_theta": 10000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    },
+    "Bamba-9B": {
+        "model_type": "bamba", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27],
+        "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4,
+        "mamba_expand": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
     "LFM2-1.2B": {
         "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "block_auto_adjust_ff_dim": True,
@@ -127,10 +154,11 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
 FEWER_EXPERTS: Mapping[str, dict[str, int]] = {
     "DeepSeek-V3": {"n_routed_experts": 32},
     "Qwen3-Next-80B-A3B": {"num_experts": 64},
+    "Qwen3.5-35B-A3B": {"num_experts": 16},
     "Nemotron-3-Nano-30B-A3B": {"n_routed_experts": 32},
     "Kimi-Linear-48B-A3B": {"num_experts": 16},
 }
-"""In place of 256, 512, 128 and 256, which are 2.8, 3.0, 2.4 and 3.4 GiB a layer."""
+"""In place of 256, 512, 256, 128 and 256, which are 2.8, 3.0, 1.5, 2.4 and 3.4 GiB a layer."""
 
 
 def first_layers(name: str, num_layers: int) -> dict[str, Any]:
@@ -148,4 +176,8 @@ def first_layers(name: str, num_layers: int) -> dict[str, Any]:
         config["first_k_dense_replace"] = min(2, num_layers - 1)
     if "full_attn_idxs" in config:
         config["full_attn_idxs"] = [layer for layer in config["full_attn_idxs"] if layer < num_layers]
+    if "attn_layer_indices" in config:
+        start = max(0, config["attn_layer_indices"][0] + 1 - num_layers)
+        own = range(start, start + num_layers)
+        config["attn_layer_indices"] = [layer - start for layer in config["attn_layer_indices"] if layer in own]
     return config | FEWER_EXPERTS.get(name, {})

@@ -8,6 +8,7 @@ from torch import Tensor
 import plugins
 from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
+from kvforge.common.heap import keep_freed_memory
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
 from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
@@ -29,6 +30,9 @@ from kvforge.runtime.sessions.pools import (
     upper_pools,
 )
 from kvforge.runtime.sessions.session import Session
+
+LARGEST_TEMPORARY = 2**28
+"""Bytes of the largest block that a step frees and its process keeps; weights and pools have memory of their own."""
 
 
 class CpuSession(Session):
@@ -112,6 +116,7 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
             "rebuild the engine on this machine with kvforge build."
         )
     check_operators(manifest, engine_dir)
+    keep_freed_memory(LARGEST_TEMPORARY)
     try:
         plugins.load_library(engine_dir / OPERATORS_FILE)
     except plugins.PluginError as error:

@@ -176,6 +176,13 @@ def test_loading_leaves_no_temporary_files(engine: Path, tmp_path: Path, monkeyp
     assert session.allocate_pools(1)[0][0].sum() == 0
 
 
+def test_what_steps_free_is_kept(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("kvforge.runtime.sessions.cpu.keep_freed_memory", asked.append)
+    load_session(engine, load_manifest(engine))
+    assert asked == [2**28]
+
+
 def test_engines_load_from_several_threads(engine: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         sessions = list(pool.map(lambda _: load_session(engine, load_manifest(engine)), range(8)))

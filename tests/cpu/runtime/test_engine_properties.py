@@ -1,6 +1,7 @@
 """Greedy tokens of compiled engines do not depend on the batch, the chunks, the pages or the neighbours."""
 
 import dataclasses
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from kvforge.common.hardware import best_isa
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
+from kvforge.runtime.speculation.config import SpeculativeConfig
 from tests.support.models.engines import (
     AWKWARD,
     INT4_WEIGHTS,
@@ -26,6 +28,7 @@ from tests.support.models.engines import (
 )
 from tests.support.models.shelf import EngineShelf
 from tests.support.random_cases import Seeds
+from tests.support.schedules.drafters import AdversarialDrafter, RandomLengths
 from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
 from tests.support.sessions.eager import eager_session
 
@@ -129,6 +132,9 @@ class CountingSession(Session):
         self.calls["upper"] += 1
         return self.session.upper(step, pools)
 
+    def verify(self, step):
+        return self.session.verify(step)
+
 
 def load(directory) -> CountingSession:
     return CountingSession(load_session(directory, load_manifest(directory)))
@@ -155,9 +161,10 @@ def alone(
 
 
 def compare(
-    session: CountingSession, schedules: Sequence[int], **snapshots: Any
+    session: CountingSession, schedules: Sequence[int], max_drafts: int = 0, **snapshots: Any
 ) -> tuple[int, int, list[float], Counter[str]]:
-    """Run schedules with ``snapshots``; returns (sequences equal, different, gap at each first difference, counts).
+    """Run schedules with ``snapshots``, and drafts of every kind; returns (sequences equal, different, gap at each
+    first difference, counts).
 
     The gap is how much less probable the token of the schedule is than the most probable one, alone: at least
     that of the top two.
@@ -165,14 +172,20 @@ def compare(
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     num_equal, gaps, counts = 0, [], Counter()
     for seed in schedules:
-        plan = short_plan(seed)
+        plan, rng = short_plan(seed), random.Random(seed)
+        wanted = {request.request_id: alone(lonely, request) for request in plan.requests}
         engine = LLMEngine(
             session=session,
             num_pages=plan.num_pages,
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
+            speculative=SpeculativeConfig("ngram", max_drafts) if max_drafts else None,
             **plan.prefixes(**snapshots),
         )
+        if max_drafts:
+            sequences = {(each.request_id, n): wanted[each.request_id] for each in plan.requests for n in range(9)}
+            engine.drafting.drafter = AdversarialDrafter(rng, sequences)
+            engine.drafting._lengths = RandomLengths(rng, max_drafts)
         session.calls.clear()
         tokens, reasons, aborted = run_plan(engine, plan)
         stats = engine.stats()
@@ -184,9 +197,11 @@ def compare(
             reused=stats["num_reused_tokens"],
             aborted=len(aborted),
             skipped=session.calls["lower"] - session.calls["upper"],
+            accepted=stats["num_accepted_draft_tokens"],
+            rejected=stats["num_draft_tokens"] - stats["num_accepted_draft_tokens"],
         )
         for request in plan.requests:
-            expected, reason, _ = alone(lonely, request)
+            expected, reason, _ = wanted[request.request_id]
             for index in range(request.params.n):
                 key = (request.request_id, index)
                 got = tokens.get(key, [])

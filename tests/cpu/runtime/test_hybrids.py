@@ -81,6 +81,7 @@ STATES = [
         for family in ("granitemoehybrid", "lfm2", "nemotron_h", "kimi_linear")
         for cache in ("fp32", "int8 weights")
     ),
+    *((family, "fp32", cut) for family in ("bamba", "qwen3_5_moe_text") for cut in (None, 2)),
     *((family, "fp32", 2) for family in ("granitemoehybrid", "lfm2", "kimi_linear")),
     ("kimi_linear", "int8 weights", 2),
 ]
@@ -94,6 +95,15 @@ def test_tokens_of_other_states_equal_one_at_a_time(
     session = CountingSession(session_of(checkpoint(tmp_path, family, cut), CACHES[cache]))
     _, num_different, gaps, counts = compare(session, seeds(16, 200), snapshot_every=1, num_snapshots=12)
     assert num_different == 0 and min(counts[name] for name in ("reused", "aborted", "skipped")) > 0, (gaps, counts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafted_tokens_equal_one_at_a_time(family: str, tmp_path: Path, seeds: Seeds) -> None:
+    """States go back to the last token that is accepted; with a cut where the family may have one."""
+    path = checkpoint(tmp_path, family, None if family == "nemotron_h" else 2)
+    session = CountingSession(session_of(path))
+    _, num_different, gaps, counts = compare(session, seeds(16, 200), 3, snapshot_every=1, num_snapshots=12)
+    assert num_different == 0 and min(counts[n] for n in ("reused", "accepted", "rejected")) > 0, (gaps, counts)
 
 
 def test_log_probabilities_of_prompts_are_the_references(tmp_path: Path) -> None:
