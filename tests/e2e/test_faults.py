@@ -130,13 +130,12 @@ def test_port_taken(engine_dir: Path, name: str) -> None:
     assert errors.count("\n") == 1
 
 
+@pytest.mark.with_full(name=["grpc"])
 @pytest.mark.parametrize("name", ["grpc", "metrics"])
 def test_a_free_port_that_is_taken_before_the_server_listens(
-    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, full: bool, name: str
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Another one is chosen; tritonserver itself would do without metrics."""
-    if name != "metrics" and not full:
-        pytest.skip("needs --full: one port is tried by default")
     chosen: list[dict[str, int]] = []
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -133,9 +133,11 @@ def few_cases(items: list[pytest.Item], day: int) -> list[pytest.Item]:
 
 
 def cases_of_the_week(items: list[pytest.Item], day: int, durations: Durations) -> list[pytest.Item]:
-    """All tests but of each function whose cases take more than ``DAILY_S`` together; of those the day's cases."""
+    """All tests but of each function whose cases take more than ``DAILY_S`` together; of those the day's cases, none of
+    which is skipped."""
     chosen: list[pytest.Item] = []
-    for cases in _by_function(items).values():
+    for found in _by_function(items).values():
+        cases = [case for case in found if case.get_closest_marker("skip") is None] or found
         seconds, count = sum(_seconds(case, durations) for case in cases), len(cases)
         if seconds > DAILY_S:
             count = max(math.ceil(count / DAYS), math.ceil(count * DAILY_S / seconds))

@@ -21,6 +21,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "with_full(name=values): cases with these values of a parameter run with --full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("with_full")
+        if mark is not None and not config.getoption("--full"):
+            (name, values), params = *mark.kwargs.items(), item.callspec.params  # type: ignore[attr-defined]
+            if params[name] in values:
+                item.add_marker(pytest.mark.skip(reason="a further case; run with --full"))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     which = "all" if config.getoption("--full") else f"those of --day {config.getoption('--day')}"
     return f"random cases: {which}"

@@ -33,10 +33,11 @@ TYPES = {
 }
 
 
+of_the_first = pytest.mark.with_full(engine=[*MODELS][1:])
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def engine(request, full) -> ExportedEngine:
-    if not full and request.param != next(iter(MODELS)):
-        pytest.skip("exporting takes long; make test-full has this model")
+def engine(request) -> ExportedEngine:
     return export_case(MODELS[request.param], GRAPHS)
 
 
@@ -45,6 +46,7 @@ def shape_of(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
 
 
+@of_the_first
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_input_has_its_range(engine, graph, profile):
@@ -86,6 +88,7 @@ def tensors(engine: ExportedEngine, model: onnx.ModelProto, operator: str) -> li
     return [known[name] if name in known else pool_tensor(model, name) for name in names]
 
 
+@of_the_first
 @pytest.mark.parametrize("split", (False, True), ids=("one kernel", "split"))
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_plugin_for_every_node(trt, monkeypatch, engine, graph, split):
@@ -116,6 +119,7 @@ def test_a_plugin_for_every_node(trt, monkeypatch, engine, graph, split):
     assert sum(kind.startswith("PagedAttention") for kind in kinds) == (len(expected) if layers else 0)
 
 
+@of_the_first
 def test_weights_stay_in_their_file(engine: ExportedEngine):
     """The rewritten file is written beside the original and refers to the same weights."""
     model = onnx.load(engine.file("lower"), load_external_data=False)

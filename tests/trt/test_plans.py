@@ -131,7 +131,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
-    return built_by_rtx("wrong_graphs", None)
+    return built_by_rtx("wrong_graphs", [None])[0]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -86,11 +86,10 @@ def test_in_place_kernels_write_through_their_inputs(trt, monkeypatch, case):
     assert set(range(len(case.inputs))) <= loaded and not loaded & in_place
 
 
+@pytest.mark.with_full(capability=(89, 100))
 @pytest.mark.parametrize("capability", (80, 89, 100))
 def test_other_gpus(trt, monkeypatch, tmp_path, full, capability):
     """Each kernel once, with an FP8 cache where the GPU has FP8 (all cases with --full)."""
-    if capability != 80 and not full:
-        pytest.skip("compiling takes long; make test-full has this GPU")
     seen: set[str] = set()
     for case in sorted(CASES, key=has_fp8, reverse=True):
         kind = case.plugin.removesuffix("Dynamic")

@@ -22,6 +22,7 @@ from plugins.trt_launch import Launch, launches
 from plugins.trt_plugin import InputTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for
+from tests.support.random_cases import Seeds
 from tests.support.tensorrt.descriptions import as_json
 from tests.support.tensorrt.library import ask_library
 from tests.support.tensorrt.rtx import ask_rtx
@@ -31,10 +32,11 @@ NUM_CASES = 240
 LARGEST = 5000
 
 
-def random_cases() -> list[PluginCase]:
-    """The plugins' cases with other sizes, one case after another until there are enough."""
+@pytest.fixture
+def random_cases(seeds: Seeds) -> list[PluginCase]:
+    """The plugins' cases with other sizes: each once with the same on every day, and as many again with the day's."""
     found = [case for _, module in modules("trt_cases") for case in module.plugin_cases()]
-    return [_resized(found[seed % len(found)], random.Random(seed)) for seed in range(NUM_CASES)]
+    return [_resized(found[seed % len(found)], random.Random(seed)) for seed in seeds(2 * len(found), NUM_CASES)]
 
 
 def _resized(case: PluginCase, rng: random.Random) -> PluginCase:
@@ -57,14 +59,13 @@ def test_a_library_that_cannot_be_written(tmp_path: Path, capsys: pytest.Capture
     assert said.startswith(f"trt_cpp: error: {missing} cannot be written (No such file or directory); name a file in a")
 
 
-def test_random_cases(trt, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = random_cases()
-    assert len(cases) >= 200 and {case.plugin for case in cases} == set(PLUGINS)
+def test_random_cases(trt, random_cases: list[PluginCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {case.plugin for case in random_cases} == set(PLUGINS)
     register_plugins()
     monkeypatch.setattr(trt_aot, "compile_ptx", compiled_once(trt_aot.compile_ptx))
     described = []
     with compile_for(90):
-        for case in cases:
+        for case in random_cases:
             answers = ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
             creator = trt.get_plugin_registry().get_creator(case.plugin, "1", "kvforge")
             described.append(
@@ -83,8 +84,8 @@ def test_random_cases(trt, monkeypatch: pytest.MonkeyPatch) -> None:
                     "started": started(answers.grid, len(case.inputs), answers.extra, len(answers.outputs)),
                 }
             )
-    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in cases]
-    for case, ours, theirs in zip(cases, ask_rtx("descriptions", asked), described, strict=True):
+    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in random_cases]
+    for case, ours, theirs in zip(random_cases, ask_rtx("descriptions", asked), described, strict=True):
         assert ours == theirs, case
 
 
@@ -94,9 +95,9 @@ def started(grid: tuple[int, ...], num_inputs: int, extra: list[int], num_output
     return [list(grid), [*places[:num_inputs], *extra, *places[num_inputs:]], 77]
 
 
-def test_the_c_plus_plus_library(headers: Path, tmp_path: Path) -> None:
+def test_the_c_plus_plus_library(headers: Path, random_cases: list[PluginCase], tmp_path: Path) -> None:
     """Compiled, loaded by TensorRT for RTX, and built into plans: it says and starts what the Python plugins do."""
-    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in random_cases()]
+    asked = [as_json(case.plugin, case.inputs, case.attributes) for case in random_cases]
     answers = ask_rtx("cpp_plugins", {"headers": str(headers), "cases": asked})
     compile_library(headers, tmp_path / "library.so")
     told = ask_library(headers, tmp_path / "library.so", asked, list(map(launch_of, asked)))
@@ -110,8 +111,8 @@ def test_the_c_plus_plus_library(headers: Path, tmp_path: Path) -> None:
     assert built == set(PLUGINS)
 
 
-def test_descriptions_for_c_plus_plus_name_dimensions_that_inputs_have() -> None:
-    ranks = {case.plugin: [len(given.shape) for given in case.inputs] for case in random_cases()}
+def test_descriptions_for_c_plus_plus_name_dimensions_that_inputs_have(random_cases: list[PluginCase]) -> None:
+    ranks = {case.plugin: [len(given.shape) for given in case.inputs] for case in random_cases}
     definitions = re.findall(r'^\{"(\w+)", (\d+), (.*)\},$', descriptions(), re.MULTILINE)
     assert {name for name, _, _ in definitions} == set(PLUGINS)
     for name, num_inputs, rest in definitions:
@@ -147,8 +148,8 @@ def test_a_folder_without_headers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "did not compile the plugins' library (" in capsys.readouterr().err
 
 
-def test_nothing_is_started_for_an_empty_step() -> None:
-    case = next(case for case in random_cases() if case.plugin == "RopePagedKvWrite")
+def test_nothing_is_started_for_an_empty_step(random_cases: list[PluginCase]) -> None:
+    case = next(case for case in random_cases if case.plugin == "RopePagedKvWrite")
     empty = dataclasses.replace(
         case, inputs=tuple(NetworkTensor(t.dtype, (Dynamic(0), *t.shape[1:])) for t in case.inputs)
     )

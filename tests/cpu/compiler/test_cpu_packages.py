@@ -1,10 +1,12 @@
 """Packages that fail or are given up while the C++ compiler works on them; the engines of other tests are the rest."""
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from torch.export import ExportedProgram
 from kvforge.common.build_paths import split_command
 from kvforge.common.errors import BuildError
 from kvforge.compiler import cpu_packages
+from plugins.build import find_compiler
+from tests.support.models.kept_answers import kept_answer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -103,8 +107,35 @@ def test_a_package_that_cannot_be_written_is_one_sentence(
     assert os.listdir(tmp_path) == []
 
 
+SPACED = """
+import json, sys, tempfile, torch
+from pathlib import Path
+from kvforge.compiler.cpu_packages import package_writer
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return x.sin()
+target = Path(sys.argv[1]) / "sine.pt2"
+target.parent.mkdir()
+with package_writer() as write:
+    write(torch.export.export(Sine(), (torch.ones(3),)), target)
+loaded = torch._inductor.aoti_load_package(str(target))
+(stack,) = [line.split()[1] for line in open("/proc/self/maps") if line.endswith("[stack]\\n")]
+is_sine = torch.equal(loaded(torch.ones(3)), torch.ones(3).sin())
+print(json.dumps({"torch": torch.__file__, "temporary": tempfile.gettempdir(), "is_sine": is_sine, "stack": stack}))
+"""
+
+
 def test_spaces_in_the_names_of_folders(tmp_path: Path) -> None:
     """Of the environment, of temporary files and of the package; torch quotes some of them only."""
+    compiler = subprocess.run([find_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    module = "tests.cpu.compiler.test_cpu_packages"
+    said = kept_answer(module, compiler, lambda: said_below(tmp_path))
+    assert "an environment" in said["torch"] and "temporary files" in said["temporary"] and said["is_sine"]
+    assert "x" not in said["stack"]  # which the library asked for, as glibc from 2.41 on does not allow
+
+
+def said_below(tmp_path: Path) -> dict[str, Any]:
+    """What SPACED prints with such folders."""
     environment = tmp_path / "an environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     packages = next(environment.glob("lib/python*/site-packages"))
@@ -112,29 +143,16 @@ def test_spaces_in_the_names_of_folders(tmp_path: Path) -> None:
     packages.symlink_to(sysconfig.get_path("purelib"))
     temporary = tmp_path / "temporary files"
     temporary.mkdir()
-    program = f"""
-import tempfile, torch
-from pathlib import Path
-from kvforge.compiler.cpu_packages import package_writer
-class Sine(torch.nn.Module):
-    def forward(self, x):
-        return x.sin()
-assert "an environment" in torch.__file__ and "temporary files" in tempfile.gettempdir()
-target = Path({str(tmp_path / "a package")!r}) / "sine.pt2"
-target.parent.mkdir()
-with package_writer() as write:
-    write(torch.export.export(Sine(), (torch.ones(3),)), target)
-loaded = torch._inductor.aoti_load_package(str(target))
-assert torch.equal(loaded(torch.ones(3)), torch.ones(3).sin())
-(stack,) = [line.split()[1] for line in open("/proc/self/maps") if line.endswith("[stack]\\n")]
-assert "x" not in stack, stack  # which the library asked for, as glibc from 2.41 on does not allow
-"""
     variables = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     variables.pop("TORCHINDUCTOR_CACHE_DIR", None)
     result = subprocess.run(
-        [environment / "bin" / "python", "-c", program], env=variables, capture_output=True, text=True
+        [environment / "bin" / "python", "-c", SPACED, tmp_path / "a package"],
+        env=variables,
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_paths_are_kept_whole_quoted_or_not() -> None:

@@ -127,12 +127,11 @@ def engine_logits(engine: Path, tokens: list[int], chunk: int) -> Tensor:
     return torch.cat([driver.run(step) for step in steps])
 
 
+@pytest.mark.with_full(family=SESSIONS)
 @pytest.mark.parametrize("family", PLAIN)
 def test_plain_engine_equals_transformers(
-    family: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path], full: bool
+    family: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path]
 ) -> None:
-    if not full and family in SESSIONS:
-        pytest.skip("another engine to compile; run with --full")
     engine = engine_of(PLAIN[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         engines.checkpoint(PLAIN[family]), attn_implementation="eager"
@@ -145,12 +144,11 @@ def test_plain_engine_equals_transformers(
         assert_near(engine_logits(engine, tokens, chunk), expected, rounding, chunk)
 
 
+@pytest.mark.with_full(case=SESSIONS)
 @pytest.mark.parametrize("case", REWIRED)
 def test_swiftkv_engine_equals_the_all_token_reference(
-    case: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path], full: bool
+    case: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path]
 ) -> None:
-    if not full and case in SESSIONS:
-        pytest.skip("another engine to compile; run with --full")
     engine, checkpoint = engine_of(REWIRED[case]), engines.checkpoint(REWIRED[case])
     tokens, config = tokens_for(engine), config_of(checkpoint)
     rounding = model_error(config, len(tokens))

@@ -31,11 +31,9 @@ BFLOAT16 = OnnxCase("qwen3", 1, 1, "fp8", "bfloat16", (("num_hidden_layers", 2),
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, full: bool) -> ExportedEngine:
+def engine(request: pytest.FixtureRequest) -> ExportedEngine:
     """The export of a case."""
     name = request.param
-    if name in LONG and not full:
-        pytest.skip("a further format; make test-full has it")
     graphs = ("lower", "upper", "verify") if name == "swiftkv" else ("lower", "upper")
     return export_case(CASES.get(name, BFLOAT16), graphs)
 
@@ -50,6 +48,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in (61, 1, 38)]
 
 
+@pytest.mark.with_full(engine=LONG)
 @of(*EXACT)
 def test_logits_equal_the_all_token_reference(engine: ExportedEngine) -> None:
     """Prompt chunks, mixed and decode steps, with the pools carried from step to step."""
@@ -90,6 +89,7 @@ def torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tup
     return lower.eval(), upper.eval()
 
 
+@pytest.mark.with_full(engine=LONG)
 @of(*EIGHT_BIT)
 def test_8_bit_caches_equal_the_torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all stored numbers are the same; one that is not is off by one step of its format.
@@ -146,6 +146,7 @@ def test_the_verify_graph_runs(engine: ExportedEngine) -> None:
     assert checked > 50
 
 
+@pytest.mark.with_full(engine=LONG)
 @of(*CASES, "bfloat16")
 def test_tensorrt_supports_every_standard_node(engine: ExportedEngine) -> None:
     for file in sorted(engine.folder.glob("*.onnx")):

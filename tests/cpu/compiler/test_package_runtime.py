@@ -14,7 +14,13 @@ from kvforge.compiler.aot_inductor import LINK_OPTION, compile_package, plain_st
 from kvforge.compiler.cpu_packages import package_writer
 
 WITH_OWN_RUNTIME = """#!/bin/sh
-case " $* " in *" -shared "*) exec g++ "$@" -static-libstdc++;; *) exec g++ "$@";; esac
+case " $* " in *" -shared "*) exec g++ "$@" -static-libstdc++;; *" -c "*) ;; *) exec g++ "$@";; esac
+for word; do test "$last" != -o || object=$word; last=$word; done
+g++ -x c++ -fPIC -c -o "$object" - <<'END'
+#include <string>
+static std::string made(int n) { return std::string(n, 1); }
+static auto volatile used = made;
+END
 """
 
 
@@ -25,7 +31,7 @@ def program() -> ExportedProgram:
 
 @pytest.fixture
 def own_runtime(tmp_path: Path) -> Iterator[None]:
-    """A compiler that puts its runtime into libraries."""
+    """A compiler that puts its runtime into libraries, of objects that are made in no time: nobody loads them."""
     compiler = tmp_path / "g++"
     compiler.write_text(WITH_OWN_RUNTIME)
     compiler.chmod(0o755)

@@ -25,11 +25,10 @@ def load(engines: EngineShelf, spec: EngineSpec) -> Session:
     return load_session(path, load_manifest(path))
 
 
+@pytest.mark.with_full(is_bf16=[True])
 @pytest.mark.parametrize("is_bf16", [False, True])
 @torch.inference_mode()
-def test_logits_are_the_eager_graphs(is_bf16: bool, engines: EngineShelf, full: bool) -> None:
-    if is_bf16 and not full:
-        pytest.skip("another engine to compile; run with --full")
+def test_logits_are_the_eager_graphs(is_bf16: bool, engines: EngineShelf) -> None:
     spec = dataclasses.replace(SHADOWKV, bfloat16=is_bf16)
     compiled = mixed_steps(load(engines, spec))
     eager = mixed_steps(eager_session(engines.checkpoint(spec), spec.options))

@@ -15,8 +15,12 @@ import torch
 from kvforge.distill import DistillConfig, distill, distill_checkpoint
 from kvforge.distill.packing import DataSettings
 from tests.support.models.checkpoints import load_weights
-from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint
-from tests.support.rounding import assert_trained_alike
+from tests.support.models.distillation import (
+    assert_trained_alike,
+    load_with_teacher,
+    random_data,
+    rewired_checkpoint,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 

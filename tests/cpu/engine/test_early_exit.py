@@ -51,11 +51,10 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in (57, 1, 34)]
 
 
+@pytest.mark.with_full(case=[case for case, spec in CASES.items() if spec != EARLY_EXIT])
 @pytest.mark.parametrize("case", CASES)
-def test_both_heads_equal_the_reference(case: str, engines: EngineShelf, full: bool) -> None:
+def test_both_heads_equal_the_reference(case: str, engines: EngineShelf) -> None:
     """Steps of several sequences with no, one and many survivors; the exit leaves the hidden state and caches alone."""
-    if not full and CASES[case] != EARLY_EXIT:
-        pytest.skip("another engine to compile; run with --full")
     engine, checkpoint = engines.engine(CASES[case]), engines.checkpoint(CASES[case])
     config, weights = config_of(checkpoint), load_weights(checkpoint)
     sequences = prompts(config.vocab_size)

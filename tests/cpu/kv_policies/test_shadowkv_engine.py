@@ -85,23 +85,21 @@ class Case:
             assert_near(got, want, self.rounding(len(prompt) + num_tokens))
 
 
+@pytest.mark.with_full(seed=range(4, 20))
 @pytest.mark.parametrize("seed", range(20))
-def test_mixed_prompts(tmp_path, seed, full):
+def test_mixed_prompts(tmp_path, seed):
     """Prompts just at and just above what is factored and long ones, in one batch; a shared prefix; chunked prefill.
     120 sequences with --full, else 24."""
-    if seed >= 4 and not full:
-        pytest.skip("with --full")
     case = Case(tmp_path, seed)
     prompts = [case.prompt(n) for n in (case.least - 1, case.least, case.least + 5, case.rng.randint(150, 250), 3)]
     prompts.append(prompts[3][:-20] + case.prompt(9))
     case.check(prompts, num_tokens=6)
 
 
+@pytest.mark.with_full(seed=[20, 23])
 @pytest.mark.parametrize("seed", [21, 20, 23])
-def test_long_generation(tmp_path, seed, full):
+def test_long_generation(tmp_path, seed):
     """More than 200 tokens, each of which stays exact and attended."""
-    if seed != 21 and not full:
-        pytest.skip("with --full")
     case = Case(tmp_path, seed)
     case.check([case.prompt(case.least + 40), case.prompt(case.least)], num_tokens=210)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import plugins
+from kvforge.compiler.package_cache import package_writer
 from plugins.build import build_library
 from plugins.kv_quantization import dynamic_scale, quantize
 from tests.support.rounding import assert_near, sum_error
@@ -90,8 +91,9 @@ def compile_step(step: nn.Module, example: tuple[Tensor, ...], path: Path) -> Pa
         {0: sequences, 1: width},
         *(None for _ in example[8:]),
     )
-    program = torch.export.export(step, example, dynamic_shapes=shapes, strict=False)
-    return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
+    with package_writer() as write:
+        write(torch.export.export(step, example, dynamic_shapes=shapes, strict=False), path)
+    return path
 
 
 EXAMPLE = ([40, 30, 9], [0, 20, 31], [20, 10, 9])

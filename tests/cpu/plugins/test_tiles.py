@@ -9,7 +9,7 @@ from plugins.packed_linear import pack
 from plugins.packed_linear.cases import random_case as packed_linear_case
 from plugins.paged_attention.cases import random_case as paged_attention_case
 
-SEEDS = range(60)
+NUM_CASES, NUM_DAILY = 60, 20
 HAS_AMX = best_isa() == "amx"
 LINEAR, ATTENTION = (plugins.OPERATORS[name] for name in ("packed_linear", "paged_attention"))
 
@@ -32,24 +32,24 @@ def test_a_cpu_with_amx_runs_it(monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_AMX, reason="needs AMX")
-def test_linear_layers_have_the_bits_of_software_tiles(monkeypatch):
-    for seed in SEEDS:
+def test_linear_layers_have_the_bits_of_software_tiles(seeds, monkeypatch):
+    for seed in seeds(NUM_DAILY, NUM_CASES):
         args = packed_linear_case(seed)
         amx, software = (by(isa, monkeypatch, LINEAR, args) for isa in ("amx", "amx_software"))
         assert torch.equal(amx, software), seed
 
 
 @pytest.mark.skipif(not HAS_AMX, reason="needs AMX")
-def test_attention_has_the_bits_of_software_tiles(monkeypatch):
-    for seed in SEEDS:
+def test_attention_has_the_bits_of_software_tiles(seeds, monkeypatch):
+    for seed in seeds(NUM_DAILY, NUM_CASES):
         args = paged_attention_case(seed, q_dtype=torch.bfloat16, mixed=True)
         amx, software = (by(isa, monkeypatch, ATTENTION, args) for isa in ("amx", "amx_software"))
         assert torch.equal(amx, software), seed
 
 
-def test_int8_sums_are_those_of_the_vector_kernels(isas, monkeypatch):
+def test_int8_sums_are_those_of_the_vector_kernels(isas, seeds, monkeypatch):
     """Integers have one sum; a gate is computed in one way on AVX-512 and in another elsewhere."""
-    for seed in SEEDS:
+    for seed in seeds(NUM_DAILY, NUM_CASES):
         args = packed_linear_case(5 * seed + 1, small=True)
         assert args[1].dtype == torch.int8
         gated = LINEAR.bind(*args)["gated"]

@@ -232,18 +232,17 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 
 
+@pytest.mark.with_full(spec=(PLAIN_INT4, PLAIN_INT4_WEIGHTS))
 @pytest.mark.parametrize(
     "spec",
     [INT8_WEIGHTS, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS, SWIFTKV_INT4, SWIFTKV_K8V4, PLAIN_INT4],
     ids=["int8", "int4", "int4, no cut", "4-bit cache", "8-bit keys, 4-bit values", "4-bit cache, no cut"],
 )
 def test_packed_weights_give_the_tokens_of_one_at_a_time(
-    spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, full: bool, seeds: Seeds
+    spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, seeds: Seeds
 ) -> None:
     """Packed weights, activations quantized row by row, and a cache of 4 bits, where a token's bytes are its own alone:
     no other row has a part in a row's bits. Without --full int4 weights alone are compiled."""
-    if spec in (PLAIN_INT4, PLAIN_INT4_WEIGHTS) and not full:
-        pytest.skip("builds an engine; --full")
     shelf = engines if spec == INT4_WEIGHTS else engines_compiled_with_full
     num_equal, num_different, gaps, counts = compare(load(shelf.engine(spec)), schedules := seeds(60, NUM_SCHEDULES))
     print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")

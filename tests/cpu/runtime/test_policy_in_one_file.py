@@ -69,10 +69,11 @@ def brute_force(policy, prompt, params):
     return tokens[len(prompt) :], reason
 
 
-def test_tokens_equal_brute_force_on_random_schedules(seeds, full):
+@pytest.mark.parametrize("block", range(4))
+def test_tokens_equal_brute_force_on_random_schedules(block, seeds, full):
     """Preemption, shared prefixes, chunks, priorities, cancellations, down to the fewest pages for one sequence."""
     counts = Counter()
-    for seed in seeds(80, 400):
+    for seed in seeds(80, 400)[block::4]:
         plan = random_plan(seed, page_sizes=(1, 2, 4), max_prompt=60, max_new=40, sampled=False)
         rng, most = random.Random(seed), -(-SMALL.limit // plan.page_size)
         session = ForgettingSession(SMALL, page_size=plan.page_size)
@@ -100,7 +101,7 @@ def test_tokens_equal_brute_force_on_random_schedules(seeds, full):
             transitions=stats["num_transitions"], preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"], aborted=len(aborted),
         )  # fmt: skip
-    assert counts["transitions"] > (500 if full else 200) and min(counts.values()) > (20 if full else 6), counts
+    assert counts["transitions"] > (125 if full else 50) and min(counts.values()) > (5 if full else 1), counts
 
 
 def test_sequences_longer_than_the_pool():

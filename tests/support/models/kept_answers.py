@@ -34,14 +34,44 @@ def kept_answer(program: str, question: Any, ask: Callable[[], Any], distributio
     return json.loads((kept_folder(program, question, write, distributions) / ANSWER).read_text(encoding="utf-8"))
 
 
+def kept_answers(
+    program: str,
+    questions: Sequence[Any],
+    ask: Callable[[Sequence[Any]], Sequence[Any]],
+    distributions: Sequence[str] = (),
+) -> list[Any]:
+    """Return an answer to each of ``questions``: those that are not kept are asked in one call, and kept one by one."""
+    decides = _decides(program, distributions)
+    folders = [_folder(decides, program, question) for question in questions]
+    missing = [index for index, folder in enumerate(folders) if not folder.is_dir()]
+    given = ask([questions[index] for index in missing]) if missing else []
+    for index, answer in zip(missing, given, strict=True):
+        text = json.dumps(answer)
+        _keep(folders[index], lambda new, text=text: (new / ANSWER).write_text(text, encoding="utf-8"))
+    return [json.loads((folder / ANSWER).read_text(encoding="utf-8")) for folder in folders]
+
+
 def kept_folder(program: str, question: Any, fill: Callable[[Path], object], distributions: Sequence[str] = ()) -> Path:
     """Return the directory that ``fill`` makes the content of, of an earlier run likewise. Nobody writes into it."""
-    digest = hashlib.sha256(json.dumps([program, question]).encode())
+    return _keep(_folder(_decides(program, distributions), program, question), fill)
+
+
+def _decides(program: str, distributions: Sequence[str]) -> bytes:
+    """A digest of all that decides what a program answers, but for the question."""
+    digest = hashlib.sha256()
     for file in sources(program):
         digest.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     for name in distributions:
         digest.update(f"{name} {importlib.metadata.version(name)}\0".encode())
-    kept = shared_folder() / f"{program.rpartition('.')[2]}-{digest.hexdigest()[:16]}"
+    return digest.digest()
+
+
+def _folder(decides: bytes, program: str, question: Any) -> Path:
+    digest = hashlib.sha256(decides + json.dumps([program, question]).encode()).hexdigest()
+    return shared_folder() / f"{program.rpartition('.')[2]}-{digest[:16]}"
+
+
+def _keep(kept: Path, fill: Callable[[Path], object]) -> Path:
     with FileLock(f"{kept}.lock"):
         if not kept.is_dir():
             half = kept.with_suffix(".half")

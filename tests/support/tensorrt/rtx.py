@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,14 @@ def ask_rtx(program: str, question: Any) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def built_by_rtx(program: str, question: Any) -> Any:
-    """As ``ask_rtx`` where the answer depends on sources alone: it is kept with the engines of tests."""
-    from tests.support.models.kept_answers import kept_answer
+def built_by_rtx(program: str, questions: Sequence[Any]) -> list[Any]:
+    """Answers of a program that takes a list of questions, where sources alone decide them: each is kept with the
+    engines of tests."""
+    from tests.support.models.kept_answers import kept_answers
 
     skip_without_rtx()
     versions = ("tensorrt-rtx-cu13-bindings", "onnx")
-    module = f"tests.support.tensorrt.{program}"
-    return kept_answer(module, question, lambda: ask_rtx(program, question), versions)
+    return kept_answers(f"tests.support.tensorrt.{program}", questions, lambda asked: ask_rtx(program, asked), versions)
 
 
 def main(program: str) -> None:

@@ -110,7 +110,7 @@ GRAPHS: dict[str, Callable[[onnx.ModelProto], None]] = {
 }
 
 
-def answer(trt: ModuleType, question: None) -> dict[str, str]:
+def answer(trt: ModuleType, questions: list[None]) -> list[dict[str, str]]:
     """What `ask_rtx` asks: what the builder says of the lower graph of `CLAIM` with each of `GRAPHS`, "built" where it
     is content; of a plugin that forgot that it writes in place; and of graphs that observe or choose chunks."""
     from kvforge.tensorrt import rtx
@@ -136,7 +136,7 @@ def answer(trt: ModuleType, question: None) -> dict[str, str]:
             export(claim, folder)
             for damage in damages:
                 said[damage.__name__] = _said(folder, claim, damage)
-    return said
+    return [said]
 
 
 def _as_new(inputs: Any, outputs: tuple[Any, ...]) -> tuple[SymbolicTensor, ...]:

@@ -51,11 +51,10 @@ def expected_logits(checkpoint, context: list[int], continuation: list[int]) -> 
 SPECS = {"cut": SWIFTKV, "cut-ragged-qwen2": AWKWARD, "plain": PLAIN, "mistral-window": WINDOW, "qwen3": QWEN3}
 
 
+@pytest.mark.with_full(name=("mistral-window", "qwen3"))
 @pytest.mark.parametrize("name", SPECS)
-def test_scores_are_those_of_the_all_token_reference(name: str, engines: EngineShelf, full: bool) -> None:
+def test_scores_are_those_of_the_all_token_reference(name: str, engines: EngineShelf) -> None:
     spec = SPECS[name]
-    if spec in (WINDOW, QWEN3) and not full:
-        pytest.skip("another engine to compile; run with --full")
     llm, checkpoint = LLM(engines.engine(spec), num_pages=64), engines.checkpoint(spec)
     requests = random_requests(1)
     for (context, continuation), scored in zip(requests, score(llm, requests), strict=True):

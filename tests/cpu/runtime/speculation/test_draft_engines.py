@@ -33,6 +33,7 @@ def plain_text(engine, prompt, params):
     return tokens
 
 
+@pytest.mark.with_full(spec=(PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS))
 @pytest.mark.parametrize(
     "spec",
     [SWIFTKV, PLAIN, SWIFTKV_FP8, SWIFTKV_INT4, PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS],
@@ -44,8 +45,6 @@ def test_schedules_with_drafts_give_plain_tokens(
     """In fp32, and in bf16 with a cache or weights of 4 bits; greedy and seeded. A drawn number may lie within rounding
     of the boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts,
     and never in greedy decoding."""
-    if spec in (PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS) and not full:
-        pytest.skip("a further format; --full")
     shelf = engines_compiled_with_full if spec == SWIFTKV_INT4 else engines
     directory = shelf.engine(spec)
     session = load_session(directory, load_manifest(directory))
