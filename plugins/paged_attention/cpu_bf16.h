@@ -90,7 +90,7 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
                 float* partial) {
   if (partial != nullptr) {
     float* target = partial + (row - rows.row_begin) * (a.head_dim + 2);
-    std::memcpy(target, acc, a.head_dim * sizeof(float));
+    for (int64_t d = 0; d < a.head_dim; d += 16) _mm512_storeu_ps(target + d, _mm512_loadu_ps(acc + d));
     target[a.head_dim] = top;
     target[a.head_dim + 1] = total;
     return;

@@ -143,6 +143,10 @@ struct Block {
   int64_t base, padded;
 
   int64_t rows() const { return num_rows(heads[0]); }  // of a head
+  // Where partial results of a head's rows go; null where the block is the only one.
+  float* partial(int64_t head, int64_t dim) const {
+    return heads[head].partial == nullptr ? nullptr : heads[head].partial + split * rows() * (dim + 2);
+  }
   // Lines to ask for with each row and each 16 keys, a quarter of all.
   int64_t some_lines(int64_t lines) const { return lines / 4 / (padded / kRowsOfTile + rows() * count) + 1; }
 };
@@ -260,6 +264,10 @@ void weigh_block(const AttentionArgs& a, const Block& block, const float* factor
       std::memset(at.weights + r * kWeightRow, 0, padded * sizeof(bf16));
       continue;
     }
+    if (const float* const partial = block.partial(r / rows, a.head_dim); partial != nullptr) {
+      const float* const result = partial + r % rows * (a.head_dim + 2);  // written soon, and no cache holds it any more
+      for (int64_t d = 0; d <= a.head_dim; d += 16) _mm_prefetch(result + d, _MM_HINT_T0);
+    }
     with_row(r, [&](const auto& row, const auto& place) {
       if (row.first < row.last) {
         tops[r] = row.top();
@@ -306,8 +314,8 @@ void add_block_values(const AttentionArgs& a, const Block& block, const char* co
       }
       for_tiles<4>([&](auto i) { tile_store<i.value>(at.sums + d * 4 + i.value * kTileRowBytes, at.sums_row); });
     }
+    float* const partial = block.partial(h, dim);
     for (int64_t r = 0; r < rows; ++r) {
-      float* partial = heads[h].partial == nullptr ? nullptr : heads[h].partial + split * rows * (dim + 2);
       const int64_t i = h * rows + r;
       order_sums<Pool>(reinterpret_cast<const float*>(at.sums + i * at.sums_row), (dim + 63) / 64, at.ordered);
       finish_row(a, heads[h], heads[h].row_begin + r, at.ordered, tops[i], totals[i], partial);
@@ -317,12 +325,17 @@ void add_block_values(const AttentionArgs& a, const Block& block, const char* co
 
 // Where K or V of the keys of a block lie, of KV head 0; keys that are not seen have a neighbour's.
 void find_rows(const AttentionArgs& a, const PagedTensor& pool, const Block& block, const char** found) {
-  int64_t offsets[kKeyBlock];
-  key_offsets(a, pool, block.heads[0].pages, block.begin, block.end, offsets);
-  for (int64_t i = 0; i < block.padded; ++i) {
-    const int64_t key = larger(smaller(block.base + i, block.end - 1) - block.begin, 0);
-    found[i] = static_cast<const char*>(pool.data) + offsets[key] * pool.element_bytes;
+  const int64_t row = pool.slot_stride * pool.element_bytes, first = block.begin - block.base;
+  int64_t i = first;
+  for (int64_t key = block.begin; key < block.end;) {
+    const int64_t page = key / a.page_size, slot = key - page * a.page_size;
+    const int64_t stop = smaller(block.end, key + a.page_size - slot);
+    const char* place = static_cast<const char*>(pool.data) + slot * row +
+        block.heads[0].pages[page] * pool.page_stride * pool.element_bytes;
+    for (; key < stop; ++key, place += row) found[i++] = place;
   }
+  for (; i < block.padded; ++i) found[i] = found[i - 1];
+  for (i = 0; i < first; ++i) found[i] = found[first];
 }
 
 }  // namespace
