@@ -27,7 +27,7 @@ CASES = 6
 """So many cases of a test function belong to ``--quick``, others on each day."""
 DAYS = 7
 """Within so many days ``--weekly`` runs each case."""
-DAILY_S = 2.0
+DAILY_S = 1.0
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"

@@ -65,6 +65,7 @@ def test_the_model_beside_it_rotates_as_the_engine_does(tmp_path: Path) -> None:
     assert beside.quantized_weights is None and beside.kv_dtype == beside.dtype == resolved.dtype
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 def test_a_rounded_engine_is_compared_with_its_model(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

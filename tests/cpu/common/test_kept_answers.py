@@ -1,5 +1,6 @@
 """Answers that are kept with the engines of tests: asked once, and again when anything that decides them changes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,21 @@ def test_it_is_asked_once_until_something_changes(shelf: Path) -> None:
     assert answer_to("a") == 1
     (shelf / "inner.py").write_text("import numpy\n")
     assert [answer_to("a"), answer_to("a"), answer_to("a", "numpy")] == [3, 3, 4]
+
+
+def test_of_several_questions_the_new_ones_are_asked_together(shelf: Path) -> None:
+    asked: list[list[str]] = []
+
+    def ask(questions: Sequence[str]) -> list[str]:
+        asked.append(list(questions))
+        return [question.upper() for question in questions]
+
+    for questions in (["a", "b"], ["b", "c", "a", "d"], ["d", "a"]):
+        assert kept_answers.kept_answers("tests.support.program", questions, ask) == [one.upper() for one in questions]
+    assert asked == [["a", "b"], ["c", "d"]]
+    assert kept_answer("tests.support.program", "c", lambda: "asked again") == "C"
+    (shelf / "inner.py").write_text("import numpy\n")
+    assert kept_answers.kept_answers("tests.support.program", ["a"], ask) == ["A"] and asked[-1] == ["a"]
 
 
 def test_what_fails_is_not_kept(shelf: Path) -> None:

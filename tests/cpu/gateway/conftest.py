@@ -15,10 +15,20 @@ import pytest
 
 from kvforge.gateway.http.server import listen, make_server
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.requests import reading
 from tests.cpu.gateway.chat_template import TEMPLATE
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, run_fake_triton
 from tests.cpu.gateway.http_calls import WAIT_S
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_worker() -> Iterator[None]:
+    """A gateway that a test starts here has one worker, not three, each of which takes half a second of a core to
+    start; those that are processes of their own have all."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reading, "NUM_WORKERS", 1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +98,7 @@ def start(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callabl
 
 @pytest.fixture(scope="module")
 def start_shared(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callable[..., str]]:
-    """Starts a gateway with options of the file's own: its three workers take a second and a half to start."""
+    """Starts a gateway with options of the file's own: its worker takes half a second to start."""
     with starter(engine_files, _fake[1]) as start_one:
         yield start_one
 

@@ -49,6 +49,11 @@ async def ticks_while(work) -> tuple[object, int]:
         return error, ticks
 
 
+@pytest.fixture
+def all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "NUM_WORKERS", NUM_WORKERS)
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> GatewayOptions:
     return GatewayOptions(engine=write_engine_files(tmp_path_factory.mktemp("reading") / "tiny"), read_timeout=5.0)
@@ -226,7 +231,9 @@ def test_workers_that_cannot_start(start: Callable[..., str], triton: FakeTriton
     assert post(f"{url}/v1/chat/completions", {"model": "tiny", "messages": HELLO}).status == 200
 
 
-def test_no_chat_waits_for_a_worker(start: Callable[..., str], triton: FakeTriton, monkeypatch) -> None:
+def test_no_chat_waits_for_a_worker(
+    start: Callable[..., str], triton: FakeTriton, all_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once the gateway answers, all its workers are prepared, and chats that come together start none."""
     began: list[WorkerProcess] = []
     prepared: list[WorkerProcess] = []
@@ -253,7 +260,7 @@ def test_no_chat_waits_for_a_worker(start: Callable[..., str], triton: FakeTrito
 
 
 def test_workers_that_are_never_ready_are_waited_for_only_so_long(
-    options: GatewayOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    options: GatewayOptions, all_workers: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     goes_on, wait_ready = threading.Event(), WorkerProcess.wait_ready
 
