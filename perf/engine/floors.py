@@ -20,6 +20,7 @@ from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import huge_page_memory
 from model_defs import ModelConfig
 from perf.harness.command import make_parser
+from perf.harness.machine import third_level_bytes
 from perf.harness.rates import best_seconds, gemm_rate
 from perf.peers.phases import PhaseTimes
 
@@ -96,18 +97,21 @@ def _decode_flops(shape: ModelConfig, rows: int, context: int) -> tuple[float, f
     return rows * without_keys.total, context * (full_token(shape, 1).attention - without_keys.attention)
 
 
-def measure_rates(size: int = 2048, num_bytes: int = 1 << 28, runs: int = 7) -> Rates:
-    """Measure this machine with all of torch's threads; under a second, and some seconds on a CPU that has no products
-    of bfloat16 or int8 of its own."""
+def measure_rates(size: int = 2048, num_bytes: int | None = None, runs: int = 7) -> Rates:
+    """Measure this machine with all of torch's threads; in about a second, and some seconds on a CPU that has no
+    products of bfloat16 or int8 of its own. ``num_bytes`` are read: by default 256 MiB, or twice what the third-level
+    cache holds, which keeps a part of less from run to run and is read faster than memory."""
+    if num_bytes is None:
+        num_bytes = max(1 << 28, 2 * third_level_bytes())
     source = huge_page_memory(num_bytes).view(torch.int32).fill_(1)  # read up to twice as fast as ordinary memory
-    target = torch.empty_like(source)
+    first, second = source.chunk(2)
     wide = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n), size, runs)
     narrow = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n).bfloat16(), size, runs, least=wide / 2)
     return Rates(
         bf16_gemm=max(narrow, wide),
         int8_gemm=max(wide, gemm_rate(torch._int_mm, _random_bytes, size, runs, least=wide / 2)),
         read=num_bytes / best_seconds(lambda: torch.amax(source), runs),
-        copy=2 * num_bytes / best_seconds(lambda: target.copy_(source), runs),
+        copy=num_bytes / best_seconds(lambda: first.copy_(second), runs),
     )
 
 

@@ -20,6 +20,14 @@ def describe_cpu() -> str:
     return ", ".join(part for part in (platform.machine(), name, ISA_NAMES[best_isa()]) if part)
 
 
+def third_level_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0")) -> int:
+    """The size of the third-level cache; 0 where Linux does not say."""
+    try:
+        return int((cpu / "cache/index3/size").read_text().strip().removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return 0
+
+
 def describe_machine() -> str:
     """Processor, cores and torch's version, with the date."""
     cores = len(os.sched_getaffinity(0))

@@ -11,6 +11,7 @@ from model_defs import load_config
 from model_defs.experts import Experts
 from perf.engine.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
+from perf.harness.machine import third_level_bytes
 from perf.harness.published_shapes import PUBLISHED
 from perf.peers.phases import PhaseTimes
 from tests.support.sessions.fake import FakeSession, fake_manifest
@@ -107,6 +108,13 @@ def test_the_best_of_several_measurements_counts():
 def test_rates_are_measured():
     rates = measure_rates(size=64, num_bytes=1 << 16, runs=1)
     assert all(value > 0 for value in dataclasses.asdict(rates).values())
+
+
+def test_the_third_level_cache_is_as_large_as_linux_says(tmp_path):
+    assert third_level_bytes(tmp_path) == 0
+    (tmp_path / "cache/index3").mkdir(parents=True)
+    (tmp_path / "cache/index3/size").write_text("307200K\n")
+    assert third_level_bytes(tmp_path) == 300 << 20
 
 
 HALF = 0.5
