@@ -69,7 +69,7 @@ EXPERIMENT = Experiment(
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"),
         output("OUTPUT.json and .md"),
     ),
-    measure=make_report, instead=write_data, is_dated=True, align="rrlrrrrrrrrr",
+    measure=make_report, instead=write_data, is_dated=True, align="rrrlrrrrrrrrr",
     columns=lambda report: [(name.replace("_", " "), name) for name in report["rows"][0]],
 )  # fmt: skip
 

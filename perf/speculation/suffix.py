@@ -4,11 +4,12 @@
 
 ENGINE is built with --max-draft-len. Requests come from ``perf.speculation.agents``: with --chat calls of tools,
 without questions about records. Three engines on one session answer the same ones in the same order, ``--in-flight`` at
-a time, greedily and at temperature 0.8 with seeds, by turns of ``TURN`` tokens or more, each time in another order.
-Speed is plain decoding's time over that with drafts, prompts included, its interval a bootstrap's over the turns (95%).
-"cold" is the first quarter of the turns, when other requests have written little. Tokens a step are those of a
-sequence's decode steps; microseconds are the drafter's, for a sequence and step. With ``--clock cpu`` all times are CPU
-times, those that decide on drafting too, for machines that do other things as well; it goes with OMP_NUM_THREADS=1.
+a time, greedily and at temperature 0.8 with seeds, by turns of a plain step's tokens or more, each time in another
+order, so that what else the machine does falls on all alike. Speed is plain decoding's time over that with drafts,
+prompts included, its interval a bootstrap's over blocks of ``BLOCK`` turns (95%). "cold" is the first quarter of the
+turns, when other requests have written little. Tokens a step are those of a sequence's decode steps; microseconds are
+the drafter's, for a sequence and step. With ``--clock cpu`` all times are CPU times, those that decide on drafting too,
+for machines that do other things as well; it goes with OMP_NUM_THREADS=1. Rows of other cases in OUTPUT.json stay.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from perf.harness.experiment import Experiment, Report, flag, number, numbers, o
 from perf.speculation.agents import records, tool_calls
 from perf.speculation.fixed_length import FixedLength
 
-TURN = 64
+BLOCK = 16
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 Requests = list[tuple[list[int], SamplingParams]]
@@ -112,16 +113,18 @@ def measure(
         streams[name] = Stream(engine, requests, in_flight, CLOCKS[args.clock])
     order, wanted, going = list(streams), 0, True
     while going:
-        wanted += TURN * min(in_flight, 8)
+        wanted += in_flight
         order.append(order.pop(0))
         going = any([streams[name].turn(wanted) for name in order])
     plain = streams.pop("plain")
     for name, stream in streams.items():
-        stats, times = stream.engine.stats(), np.array([plain.turns, stream.turns]).T
+        stats, turns = stream.engine.stats(), np.array([plain.turns, stream.turns]).T
+        times = np.add.reduceat(turns, range(0, len(turns), BLOCK))
         picked = np.random.default_rng(0).integers(len(times), size=(2000, len(times)))
         samples = np.divide(*times[picked].sum(1).T)
         yield {
             "in_flight": in_flight,
+            "requests": len(requests),
             "drafts": name,
             "tokens_per_step": (stream.num_tokens - len(stream.texts)) / stream.num_rows,
             "acceptance": stats["num_accepted_draft_tokens"] / max(stats["num_draft_tokens"], 1),
@@ -145,7 +148,7 @@ def report_of(args: argparse.Namespace, configs: Configs, requests_at: Callable[
     """Measure these drafters so on the requests of each temperature."""
     drafting.time = head_draft.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
     session, rows = load_session(args.engine, load_manifest(args.engine)), []
-    for temperature in (0.0, 0.8):
+    for temperature in getattr(args, "temperature", (0.0, 0.8)):
         requests = requests_at(temperature)
         for in_flight in args.in_flight:
             short = [(prompt, replace(params, max_tokens=8)) for prompt, params in requests[:in_flight]]
@@ -161,13 +164,14 @@ EXPERIMENT = Experiment(
     options=(
         place("engine"), flag("--chat", "calls of tools, written by the chat template"),
         numbers("--in-flight", [1, 8, 32], "(default 1 8 32)"),
+        option("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="(default 0 0.8)"),
         number("--requests", 96, "of each case (default %(default)s)"),
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
         number("--num-speculative-tokens", 8, "(default %(default)s)"),
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"), seed(),
         output("OUTPUT.json and .md"),
     ),
-    measure=make_report, is_dated=True, align="rrlrrrrrrrrr",
+    measure=make_report, merged=("temperature", "in_flight", "drafts"), is_dated=True, align="rrrlrrrrrrrrr",
     columns=lambda report: [(name.replace("_", " "), name) for name in report["rows"][0]],
 )  # fmt: skip
 

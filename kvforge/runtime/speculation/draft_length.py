@@ -18,11 +18,9 @@ FIRST_RATE = 0.6
 GAIN = 1.02
 """Drafting must be expected to be this much better than plain decoding."""
 PROBE = 4
-PROBE_PERIOD = 4
-"""Of drafts that say themselves how likely they are and do not pay, those more likely right than wrong are tried all
-together in one step of so many: what many drafts cost is not known from few."""
-GROWTH = 2
-"""A step has at most so many times the drafts that one of as many sequences had."""
+GROWTH = 4
+"""A step has at most so many times the drafts that one of as many sequences had: what many cost is not known from few,
+and where a step's first draft is dear and the others are not, many pay and few do not."""
 PLAIN_PERIOD, NUM_PLAIN = 96, 3
 """After so many steps so many go without drafting, to be measured."""
 
@@ -52,7 +50,8 @@ class DraftLength:
     a draft has of its own (``Draft.chances``); times come from ``StepCost``, for the present number of sequences.
     Whether to draft at all is decided by what came of it (``Balance``, one for each number of sequences), with all that
     trying costs; whether prompts have entries of a draft head, by ``PromptCredit``. Where no length is expected to pay,
-    ``PROBE`` drafts of one sequence are tried, another every time. Deterministic given what it is told.
+    ``PROBE`` drafts of one sequence are tried, another every time, or of drafts with chances those that are more likely
+    right than wrong, as far as ``StepCost.trial`` allows. Deterministic given what it is told.
 
     Args:
         maximum: drafts of a sequence at most.
@@ -101,7 +100,7 @@ class DraftLength:
         if not lengths:
             self._num_probes += 1
             if chances:
-                lengths = {} if self._num_probes % PROBE_PERIOD else _likely(chances)
+                lengths = _within(_likely(chances), max(PROBE, cost.trial))
             else:
                 sequence = list(available)[self._num_probes % len(available)]
                 lengths = {sequence: min(PROBE, available[sequence])}
@@ -132,6 +131,7 @@ class DraftLength:
         was_tried: bool,
         seconds: float | None,
         num_rests: int = 0,
+        looking: float = 0.0,
     ) -> None:
         """Learn from a step.
 
@@ -141,6 +141,7 @@ class DraftLength:
             was_tried: drafts were looked for, whether there were any or not.
             seconds: time of the step and its drafts; None where it says nothing, because prompts were in it.
             num_rests: steps before it without drafts, which were not observed.
+            looking: of the seconds, what went into looking for drafts.
         """
         num_drafts, num_tokens = 0, num_sequences
         for sequence, (count, num_right) in results.items():
@@ -155,12 +156,14 @@ class DraftLength:
             return
         cost, balance = self._cost(num_sequences)
         if results:
-            seconds = cost.add_drafted(num_drafts, seconds)
+            seconds = cost.add_drafted(num_drafts, seconds, looking)
         if was_tried and cost.is_known:
             took = seconds / cost.plain if results else min(seconds / cost.plain, MAX_RATIO)
             beyond = balance.add_drafting(num_tokens / num_sequences - GAIN * took)
             self._prompts.gain(beyond * cost.plain)
         elif not results:
+            if not cost.is_known and (other := self._nearest(num_sequences)) is not None:
+                balance.follow(other)
             cost.add_plain(seconds)
             balance.add_plain(1 + num_rests)
             self._prompts.add_plain((1 + num_rests) * seconds)
@@ -168,6 +171,11 @@ class DraftLength:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is known of a sequence; idempotent."""
         self._rates.pop(sequence, None)
+
+    def _nearest(self, num_sequences: int) -> Balance | None:
+        """Of the number of sequences nearest to this one at which drafting could be tried."""
+        known = [number for number, (cost, _) in self._costs.items() if cost.is_known]
+        return self._costs[min(known, key=lambda number: abs(number - num_sequences))][1] if known else None
 
     def _cost(self, num_sequences: int) -> tuple[StepCost, Balance]:
         """Of this number of sequences; of 8 and more, numbers with equal first three bits share one."""

@@ -158,7 +158,8 @@ class Drafting(NoDrafting):
                 self._lengths.add_beside_prompts(self._num_asked, drafted, right, self._looking)
         self._is_plain = no_prompts and not (self._was_tried or results)
         says_time = self._follows_plain if self._is_plain else no_prompts
-        self._lengths.observe(num_sequences, results, self._was_tried, seconds if says_time else None, self._num_rests)
+        looking, took = self._looking if self._was_tried else 0.0, seconds if says_time else None
+        self._lengths.observe(num_sequences, results, self._was_tried, took, self._num_rests, looking)
         if self._is_plain and says_time:
             self._num_rests = 0
         for sequence in results:

@@ -1,11 +1,15 @@
 """What steps cost, measured as they run: plain ones, and ones with drafts by their number."""
 
+import math
+
 KEPT = 0.95
 """Weight of a step after each later one."""
 MAX_RATIO = 1.25
 """A step counts at most this many times what was expected of it, and a plain one at least its inverse."""
 FIRST_STEPS = 4
 """Of so many plain steps the fastest counts."""
+TRIAL = 1.5
+"""So many plain steps' time drafts may take that are not expected to pay."""
 GUESS = 0.02
 """Of a plain step: what a draft costs before any was measured."""
 
@@ -22,6 +26,7 @@ class StepCost:
     def __init__(self) -> None:
         self.plain = self.drafted = self.per_draft = 0.0
         self.most_drafts = self._num_plain = 0
+        self._least = math.inf
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     @property
@@ -39,8 +44,16 @@ class StepCost:
             self.plain = KEPT * self.plain + (1.0 - KEPT) * seconds
         self._fit()
 
-    def add_drafted(self, num_drafts: int, seconds: float) -> float:
-        """A step with this many drafts took this long, drafting included; returns the time that it counts as."""
+    @property
+    def trial(self) -> int:
+        """How many drafts take ``TRIAL``, if each takes what it did in the step that was best: where a step's first
+        draft is dear and the others are not, more of them are tried each time."""
+        return int(min(TRIAL * self.plain / self._least if self._least else math.inf, 1e9))
+
+    def add_drafted(self, num_drafts: int, seconds: float, looking: float = 0.0) -> float:
+        """A step with this many drafts took this long, drafting included, of which they were looked for so long;
+        returns the time that it counts as."""
+        self._least = min(self._least, max(seconds - looking - self.plain, 0.0) / num_drafts)
         if self._weight > 2.0:
             seconds = min(seconds, MAX_RATIO * (self.drafted + self.per_draft * num_drafts))
         self.most_drafts = max(self.most_drafts, num_drafts)

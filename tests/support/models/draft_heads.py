@@ -3,6 +3,7 @@ in plain torch."""
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def make_head(path: Path, target: Path, *, draft_vocab: int = 50, seed: int = 0,
     (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def draft_only(head: Path, tokens: Iterable[int]) -> Path:
+    """Let a head draft these tokens alone, as many as it drafts anyhow: those of a text are often right."""
+    weights, chosen = load_file(head / "model.safetensors"), torch.tensor(sorted(tokens))
+    weights["d2t"] = chosen - torch.arange(len(weights["d2t"]))
+    weights["t2d"] = torch.isin(torch.arange(len(weights["t2d"])), chosen)
+    save_file(weights, head / "model.safetensors", metadata={"format": "pt"})
+    return head
 
 
 def noted_drafts(engine: LLMEngine) -> list[tuple[list[int], list[int]]]:

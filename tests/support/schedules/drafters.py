@@ -74,9 +74,10 @@ class RandomLengths:
     def num_rests(self, num_sequences):
         return self._rng.randint(0, 2)
 
-    def observe(self, num_sequences, results, was_tried, seconds, num_rests=0):
+    def observe(self, num_sequences, results, was_tried, seconds, num_rests=0, looking=0.0):
         assert all(0 <= right <= count <= self._most for count, right in results.values())
         assert num_sequences >= len(results)
+        assert looking >= 0
 
     def add_prompts(self, seconds):
         assert seconds >= 0

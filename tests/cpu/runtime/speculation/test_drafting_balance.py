@@ -30,7 +30,7 @@ def test_no_more_is_lost_than_the_share_and_what_there_was_at_first(loss):
     assert gained >= -(SHARE * num_steps + FIRST + 2 * loss)
 
 
-def test_what_keeps_failing_is_tried_ever_more_seldom_until_a_step_gains():
+def test_what_keeps_failing_is_tried_ever_more_seldom_until_an_attempt_gains():
     balance, waits = Balance(), []
     for _ in range(PATIENCE + HALVINGS + 3):
         while balance.is_open:
@@ -39,9 +39,21 @@ def test_what_keeps_failing_is_tried_ever_more_seldom_until_a_step_gains():
         balance.add_plain(balance.num_closed)
     assert waits[1] == waits[PATIENCE - 1] < waits[PATIENCE] and waits[-1] == waits[-2]
     assert 2**HALVINGS * (waits[1] - 1) < waits[-1] <= 2**HALVINGS * waits[1]  # waits are rounded up
-    balance.add_drafting(0.01)
-    balance.add_drafting(-1.0)
+    balance.add_drafting(0.1)  # one step that gains, of an attempt that does not
+    balance.add_drafting(-0.6)
+    assert balance.num_closed >= waits[-1]
+    balance.add_plain(balance.num_closed)
+    balance.add_drafting(FIRST)
+    balance.add_drafting(-1.25)
     assert balance.num_closed < waits[-1] / 2
+
+
+def test_what_follows_another_has_no_more_than_it_has_and_is_closed_where_it_is():
+    for gained, is_open, steps in ((3.0, True, FIRST), (0.125 - FIRST, True, 0.125), (-3.0, False, 0.0)):
+        other, balance = Balance(), Balance()
+        other.add_drafting(gained)
+        balance.follow(other)
+        assert (balance.is_open, balance.add_drafting(MAX_STEPS)) == (is_open, steps)
 
 
 def test_what_gains_is_never_stopped():

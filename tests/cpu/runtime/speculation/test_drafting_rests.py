@@ -68,7 +68,7 @@ def test_while_drafting_does_not_pay_steps_between_are_not_observed_but_count():
     drafting._rest = 0
     balance.add_drafting(-10.0)
     closed, counted, observe = balance.num_closed, [], lengths.observe
-    lengths.observe = lambda *given: counted.append(given[-1]) or observe(*given)
+    lengths.observe = lambda *given: counted.append(given[4]) or observe(*given)
     for _ in range(3 + 2 * MAX_CLOSED):
         engine.step()
     assert counted[0] == 0 and set(counted[1:]) == {MAX_CLOSED} and len(counted) >= 3

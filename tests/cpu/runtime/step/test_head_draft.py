@@ -19,7 +19,15 @@ from kvforge.runtime.step.head_draft import HeadDraft
 from model_defs import families
 from model_defs.mtp import BY_ITSELF
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.draft_heads import ReferenceHead, ReferenceModule, add_mtp, make_head, noted_drafts, streams
+from tests.support.models.draft_heads import (
+    ReferenceHead,
+    ReferenceModule,
+    add_mtp,
+    draft_only,
+    make_head,
+    noted_drafts,
+    streams,
+)
 from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.sessions.eager import EagerSession, eager_session
 
@@ -87,6 +95,27 @@ def test_drafts_are_the_published_head_s(tmp_path, cut, layers, fields):
         is_above = cut is not None and max(layers) > cut
         first = max(len(p) for p in prompts if tuple(tokens[: len(p)]) == p) - 1 if is_above else 0
         assert drafts == reference.draft(tokens, streams(target, tokens[:-1], layers), len(drafts), first)
+
+
+@pytest.mark.parametrize(("cut", "fields"), [(None, {}), (3, {"norm_before_residual": True, "table": True})])
+def test_as_many_drafts_are_right_as_of_the_published_head_s(tmp_path, cut, fields):
+    """A random head that drafts the text's commonest tokens alone, and decoding with its plain-torch form."""
+    target, rng = make_checkpoint(tmp_path / "target", cut=cut), random.Random(0)
+    prompts = [[rng.randrange(3, 320) for _ in range(count)] for count in (2, 9, 23)]
+    texts = list(decode(session_of(target, None), prompts, 0)[0].values())
+    commonest = [token for token, _ in Counter(itertools.chain(*texts)).most_common(3)]
+    head = draft_only(make_head(tmp_path / "head", target, draft_vocab=3, **HEAD, **fields), commonest)
+    drafted = right = 0
+    reference = ReferenceHead(head, target)
+    for prompt, text in zip(prompts, texts, strict=True):
+        tokens, length = [*prompt, *text], len(prompt) + 1
+        while (room := min(4, len(tokens) - length - 1)) > 0:
+            drafts = reference.draft(tokens[:length], streams(target, tokens[: length - 1], (1, 2, 3)), room)
+            accepted = len(list(itertools.takewhile(bool, map(int.__eq__, drafts, tokens[length:]))))
+            drafted, right, length = drafted + room, right + accepted, length + accepted + 1
+    stats = decode(session_of(target, head), prompts, 4)[2].stats()
+    assert (stats["num_draft_tokens"], stats["num_accepted_draft_tokens"]) == (drafted, right)
+    assert right > 5
 
 
 SHARED = "embed_tokens|[.]head|lm_head"
