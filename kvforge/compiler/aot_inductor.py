@@ -1,6 +1,7 @@
 """Compiling an exported graph to a package with AOTInductor, weights left outside."""
 
 import contextlib
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ INDUCTOR_CONFIG = {
 
 LINK_OPTION = "-Wl,-z,noexecstack"
 """Inductor's assembly asks for an executable stack, with which glibc 2.41 and a hardened service load no library."""
+
+_INDUCTOR = threading.Lock()
 
 SHARED_RUNTIMES = (b"\0libstdc++.so", b"\0libc++.so")
 """Names that a library has among those it needs, if it shares its process's C++ runtime."""
@@ -41,18 +44,20 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
 
 @contextlib.contextmanager
 def plain_stacks() -> Iterator[None]:
-    """Inside, Inductor links libraries that ask for no executable stack."""
-    line_of = CppBuilder.get_command_line
+    """Inside, Inductor links libraries that ask for no executable stack. One thread is inside at a time, since Inductor
+    and what is changed of it are the process's."""
 
     def with_option(builder: CppBuilder) -> str:
         line = str(line_of(builder))
         return f"{line} {LINK_OPTION}" if builder.get_target_file_path().endswith(".so") else line
 
-    CppBuilder.get_command_line = with_option
-    try:
-        yield
-    finally:
-        CppBuilder.get_command_line = line_of
+    with _INDUCTOR:
+        line_of = CppBuilder.get_command_line
+        CppBuilder.get_command_line = with_option
+        try:
+            yield
+        finally:
+            CppBuilder.get_command_line = line_of
 
 
 def check_runtime(path: Path) -> None:

@@ -1,6 +1,7 @@
 """AOTInductor packages of CPU graphs: the C++ compiler works on one while Inductor generates the next."""
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.cpp_builder import CppBuilder, get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecISA
 from torch._inductor.package import package_aoti
 from torch.export import ExportedProgram
@@ -34,6 +35,14 @@ def without_checks(source: str) -> str:
     return _ASKED.sub(r"\1 return false; }", _INPUT_CHECK.sub("", source))
 
 
+def _is_known(isa: VecISA, code: str) -> bool:
+    """Whether the C++ compiler has a vector extension of this CPU: g++ 12 lacks AMX-FP16. torch's own probe compiles a
+    program and loads it, for each of them."""
+    flags = isa.build_arch_flags().split()
+    command = [get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 class _Package:
     """One graph on its way to a package. Inductor's calls of the C++ compiler are taken over: objects are made beside
     the caller's next work, and the library when they are there, in a folder of the graph's own."""
@@ -49,7 +58,7 @@ class _Package:
 
     def generate(self, program: ExportedProgram) -> None:
         """Generate the C++ and start its compilation."""
-        compile_now, probe, paths = CppBuilder.build, VecISA.check_build, build_paths()
+        paths = build_paths()
 
         def build(builder: CppBuilder) -> None:
             target = builder.get_target_file_path()
@@ -66,17 +75,17 @@ class _Package:
                 if target.endswith(".weights.o"):  # of no bytes; removed by Inductor
                     shutil.copyfile(target, self._own[target])
 
-        CppBuilder.build = build
-        # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
-        VecISA.check_build = lambda isa, code: True
         try:
             with torch.no_grad(), plain_stacks():
-                module, (args, kwargs) = program.module(check_guards=False), program.example_inputs
-                self._files = torch._inductor.aot_compile(module, args, kwargs, options=dict(_CONFIG))
+                compile_now, probe = CppBuilder.build, VecISA.check_build
+                CppBuilder.build, VecISA.check_build = build, _is_known
+                try:
+                    module, (args, kwargs) = program.module(check_guards=False), program.example_inputs
+                    self._files = torch._inductor.aot_compile(module, args, kwargs, options=dict(_CONFIG))
+                finally:
+                    CppBuilder.build, VecISA.check_build = compile_now, probe
         except Exception as error:
             raise self._error(first_line(error)) from error
-        finally:
-            CppBuilder.build, VecISA.check_build = compile_now, probe
 
     def finish(self) -> None:
         """Wait for the objects, link them and write the package."""

@@ -100,7 +100,7 @@ def _decode_flops(shape: ModelConfig, rows: int, context: int) -> tuple[float, f
 def measure_rates(size: int = 2048, num_bytes: int | None = None, runs: int = 7) -> Rates:
     """Measure this machine with all of torch's threads; in about a second, and some seconds on a CPU that has no
     products of bfloat16 or int8 of its own. ``num_bytes`` are read: by default 256 MiB, or twice what the third-level
-    cache holds, which keeps a part of less from run to run and is read faster than memory."""
+    caches hold, which keep a part of less from run to run and are read faster than memory."""
     if num_bytes is None:
         num_bytes = max(1 << 28, 2 * third_level_bytes())
     source = huge_page_memory(num_bytes).view(torch.int32).fill_(1)  # read up to twice as fast as ordinary memory

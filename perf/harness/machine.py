@@ -1,5 +1,6 @@
 """The machine a number was measured on, in words."""
 
+import contextlib
 import os
 import platform
 import time
@@ -20,12 +21,15 @@ def describe_cpu() -> str:
     return ", ".join(part for part in (platform.machine(), name, ISA_NAMES[best_isa()]) if part)
 
 
-def third_level_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0")) -> int:
-    """The size of the third-level cache; 0 where Linux does not say."""
-    try:
-        return int((cpu / "cache/index3/size").read_text().strip().removesuffix("K")) << 10
-    except (OSError, ValueError):
-        return 0
+def third_level_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """The size of all third-level caches of the CPUs that this process may use; 0 where Linux does not say."""
+    sizes: dict[str, int] = {}
+    for cpu in os.sched_getaffinity(0):
+        cache = cpus / f"cpu{cpu}" / "cache/index3"
+        with contextlib.suppress(OSError, ValueError):
+            kibibytes = (cache / "size").read_text().strip().removesuffix("K")
+            sizes[(cache / "shared_cpu_list").read_text()] = int(kibibytes) << 10
+    return sum(sizes.values())
 
 
 def describe_machine() -> str:

@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.cpu_vec_isa import VecISA
 from torch.export import ExportedProgram
 
 from kvforge.common.build_paths import split_command
@@ -82,6 +86,54 @@ def test_what_inductor_checks_is_left_out(program, tmp_path: Path, monkeypatch: 
     assert torch.equal(
         torch._inductor.aoti_load_package(str(tmp_path / "sine.pt2"))(torch.ones(3)), torch.ones(3).sin()
     )
+
+
+class Known(VecISA):
+    _arch_flags = "-O1"
+
+
+class Unknown(VecISA):
+    _arch_flags = "-O1 -mno-such-extension"
+
+
+def test_extensions_that_the_compiler_lacks_are_left_out(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, methods = [], (CppBuilder.build, VecISA.check_build, CppBuilder.get_command_line)
+
+    def compile_it(*_: Any, **__: Any) -> None:
+        found.extend(isa.check_build("") for isa in (Known(), Unknown()))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compile_it)
+    with pytest.raises(BuildError, match="enough"), cpu_packages.package_writer() as write:
+        write(program, tmp_path / "sine.pt2")
+    assert found == [True, False]
+    assert methods == (CppBuilder.build, VecISA.check_build, CppBuilder.get_command_line)
+
+
+def test_threads_compile_one_after_another(program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor is made to do differently is the process's."""
+    inside, overlaps, methods = [], [], (CppBuilder.build, VecISA.check_build, CppBuilder.get_command_line)
+
+    def compile_it(*_: Any, **__: Any) -> None:
+        inside.append(1)
+        time.sleep(0.05)
+        overlaps.append(len(inside) > 1)
+        inside.pop()
+        raise RuntimeError("enough")
+
+    def compile_one(index: int) -> str:
+        with pytest.raises(BuildError) as refused, cpu_packages.package_writer() as write:
+            write(program, tmp_path / f"sine{index}.pt2")
+        return str(refused.value)
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compile_it)
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(compile_one, range(4)))
+    assert said == [f"AOTInductor could not compile sine{index}: enough" for index in range(4)]
+    assert overlaps == [False] * 4
+    assert methods == (CppBuilder.build, VecISA.check_build, CppBuilder.get_command_line)
 
 
 @pytest.mark.parametrize("text", ["", "int main() { return check_inputs(1); }\n"])

@@ -1,6 +1,7 @@
 """Floors against numbers computed by hand for a tiny shape."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -110,11 +111,16 @@ def test_rates_are_measured():
     assert all(value > 0 for value in dataclasses.asdict(rates).values())
 
 
-def test_the_third_level_cache_is_as_large_as_linux_says(tmp_path):
+def test_third_level_caches_are_as_large_as_linux_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5, 9})
     assert third_level_bytes(tmp_path) == 0
-    (tmp_path / "cache/index3").mkdir(parents=True)
-    (tmp_path / "cache/index3/size").write_text("307200K\n")
-    assert third_level_bytes(tmp_path) == 300 << 20
+    shared = {0: "0-3", 1: "0-3", 5: "4-7", 6: "4-7", 8: "8-9"}  # CPU 9 does not say, and 8 is not ours
+    for cpu, cpus in shared.items():
+        cache = tmp_path / f"cpu{cpu}/cache/index3"
+        cache.mkdir(parents=True)
+        (cache / "size").write_text("32768K\n")
+        (cache / "shared_cpu_list").write_text(f"{cpus}\n")
+    assert third_level_bytes(tmp_path) == 64 << 20
 
 
 HALF = 0.5
