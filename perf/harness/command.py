@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import time
 import warnings
@@ -28,7 +29,7 @@ def make_parser(doc: str | None, *options: Callable[[argparse.ArgumentParser], A
 
 def command_line(program: str, arguments: Sequence[str] | None = None) -> str:
     """Return the command line of the module ``program``, as it was given or with ``arguments``."""
-    return " ".join([f"python -m {program}", *(sys.argv[1:] if arguments is None else arguments)])
+    return shlex.join(["python", "-m", program, *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def begin_report(program: str, arguments: Sequence[str] | None = None) -> Report:
