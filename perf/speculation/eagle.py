@@ -19,9 +19,9 @@ from kvforge import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_example
-from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place
+from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
 from perf.speculation.early_exit import prompts_of
-from perf.speculation.suffix import CLOCKS, Requests, looked_up, report_of
+from perf.speculation.suffix import ALWAYS, CLOCKS, Requests, looked_up, report_of
 from perf.training.samples import LENGTH, TASKS
 
 NUM_ROWS = 1500
@@ -64,8 +64,7 @@ EXPERIMENT = Experiment(
         place("--write-data", "write texts to train on there, and measure nothing"),
         numbers("--in-flight", [1, 4], "(default 1 4)"),
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
-        number("--num-speculative-tokens", 4, "(default %(default)s)"),
-        flag("--always", "draft --num-speculative-tokens in every step, whether it pays or not"),
+        number("--num-speculative-tokens", 4, "(default %(default)s)"), ALWAYS,
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"),
         output("OUTPUT.json and .md"),
     ),

@@ -34,6 +34,7 @@ from perf.harness.experiment import Experiment, Report, flag, number, numbers, o
 from perf.speculation.agents import records, tool_calls
 from perf.speculation.fixed_length import FixedLength
 
+ALWAYS = flag("--always", "draft --num-speculative-tokens in every step, whether it pays or not")
 BLOCK = 16
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -108,7 +109,7 @@ def measure(
     streams: dict[str, Stream] = {}
     for name, config in {"plain": None, **configs}.items():
         engine = LLMEngine(session=session, kv_cache_gib=0.6, speculative=config)
-        if config is not None and getattr(args, "always", False):
+        if config is not None and args.always:
             engine.drafting._lengths = FixedLength(config.num_speculative_tokens)  # type: ignore[union-attr]
         streams[name] = Stream(engine, requests, in_flight, CLOCKS[args.clock])
     order, wanted, going = list(streams), 0, True
@@ -167,7 +168,7 @@ EXPERIMENT = Experiment(
         option("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="(default 0 0.8)"),
         number("--requests", 96, "of each case (default %(default)s)"),
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
-        number("--num-speculative-tokens", 8, "(default %(default)s)"),
+        number("--num-speculative-tokens", 8, "(default %(default)s)"), ALWAYS,
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"), seed(),
         output("OUTPUT.json and .md"),
     ),

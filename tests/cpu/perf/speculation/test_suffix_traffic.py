@@ -18,7 +18,7 @@ def test_every_drafter_has_a_row(engines, tmp_path: Path, monkeypatch, capsys) -
     monkeypatch.setattr(suffix.drafting, "time", suffix.time)  # put back afterwards
     monkeypatch.setattr(suffix, "records", lambda count_tokens, seed: lambda rng: rng.choice(["a b a", "c d c"]))
     sizes = ["--requests", "5", "--num-tokens", "12", "--in-flight", "2", "--num-speculative-tokens", "2"]
-    output = ["--clock", "cpu", "--output", str(tmp_path / "found")]
+    output = ["--always", "--clock", "cpu", "--output", str(tmp_path / "found")]
     monkeypatch.setattr("sys.argv", ["suffix", str(engines.engine(SWIFTKV_FP8)), *sizes, *output])
     assert suffix.EXPERIMENT.run() == 0
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
