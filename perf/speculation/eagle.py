@@ -21,7 +21,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_example
 from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
 from perf.speculation.early_exit import prompts_of
-from perf.speculation.suffix import ALWAYS, CLOCKS, Requests, looked_up, report_of
+from perf.speculation.suffix import ALWAYS, CLOCKS, TEMPERATURE, Requests, looked_up, report_of
 from perf.training.samples import LENGTH, TASKS
 
 NUM_ROWS = 1500
@@ -62,7 +62,7 @@ EXPERIMENT = Experiment(
     options=(
         place("engine", "built with --draft-head; or a checkpoint, with --write-data"),
         place("--write-data", "write texts to train on there, and measure nothing"),
-        numbers("--in-flight", [1, 4], "(default 1 4)"),
+        numbers("--in-flight", [1, 4], "(default 1 4)"), TEMPERATURE,
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
         number("--num-speculative-tokens", 4, "(default %(default)s)"), ALWAYS,
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"),

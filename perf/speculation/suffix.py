@@ -35,6 +35,7 @@ from perf.speculation.agents import records, tool_calls
 from perf.speculation.fixed_length import FixedLength
 
 ALWAYS = flag("--always", "draft --num-speculative-tokens in every step, whether it pays or not")
+TEMPERATURE = option("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="(default 0 0.8)")
 BLOCK = 16
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -149,7 +150,7 @@ def report_of(args: argparse.Namespace, configs: Configs, requests_at: Callable[
     """Measure these drafters so on the requests of each temperature."""
     drafting.time = head_draft.time = SimpleNamespace(perf_counter=CLOCKS[args.clock])  # type: ignore[attr-defined]
     session, rows = load_session(args.engine, load_manifest(args.engine)), []
-    for temperature in getattr(args, "temperature", (0.0, 0.8)):
+    for temperature in args.temperature:
         requests = requests_at(temperature)
         for in_flight in args.in_flight:
             short = [(prompt, replace(params, max_tokens=8)) for prompt, params in requests[:in_flight]]
@@ -165,7 +166,7 @@ EXPERIMENT = Experiment(
     options=(
         place("engine"), flag("--chat", "calls of tools, written by the chat template"),
         numbers("--in-flight", [1, 8, 32], "(default 1 8 32)"),
-        option("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="(default 0 0.8)"),
+        TEMPERATURE,
         number("--requests", 96, "of each case (default %(default)s)"),
         number("--num-tokens", 96, "of an answer (default %(default)s)"),
         number("--num-speculative-tokens", 8, "(default %(default)s)"), ALWAYS,
