@@ -43,17 +43,16 @@ def random_scorer(path: Path, checkpoint: Path, units: int) -> Path:
 
 def load(args: argparse.Namespace, units: int | None, length: int) -> LLMEngine:
     """Load the engine for prompts of ``length`` tokens with scorers of so many hidden units; None: the full cache."""
-    checkpoint, longest = args.work / "checkpoint", max(args.input_tokens)
-    cached_checkpoint(checkpoint, LLAMA_213M)
+    checkpoint, longest = cached_checkpoint(args.work / "checkpoint", LLAMA_213M), max(args.input_tokens)
     options = BuildOptions(max_num_seqs=1, max_num_tokens=512, max_seq_len=longest + 2)
     folder = args.work / f"scored-prompts-{longest}-{'full' if units is None else units}"
-    if units is not None:
-        policy = "kvzap:budget={},threshold=0,block=64,window=64".format
+    if units is None:
+        engine = cached_engine(folder, checkpoint, options)
+    else:
         scorer = random_scorer(args.work / f"scorer-{units}", checkpoint, units)
-        options = replace(options, kv_policy=policy(longest // 2), kv_scorer=str(scorer))
-    engine = cached_engine(folder, checkpoint, options)
-    if units is not None:
-        engine = with_parameters(engine, engine.with_name(f"{engine.name}-{length // 2}"), policy(length // 2))
+        largest, policy = (f"kvzap:budget={tokens // 2},block=64,threshold=0,window=64" for tokens in (longest, length))
+        built = cached_engine(folder, checkpoint, replace(options, kv_policy=largest, kv_scorer=str(scorer)))
+        engine = with_parameters(built, built.with_name(f"{built.name}-{length}"), policy)
     return LLMEngine(engine, enable_prefix_cache=False, kv_cache_gib=1.0)
 
 
