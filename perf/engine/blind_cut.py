@@ -6,12 +6,16 @@ Engines of a shape, random weights, cut at half of its layers, take turns step b
 requests and no more, and the plan is what the planner counts of these. Bytes read are those that it counts of the cache
 in a step in the middle of the output. ``8B/8`` is an eighth of Llama-3.1-8B's shape in all that a decode step reads: 4
 of its 32 layers and of its vocabulary an eighth, with int8 weights.
+
+With ``--same-prompt`` all requests of a batch have one prompt, computed once, of which each gets a copy in pages of its
+own before decode steps: these read as many bytes as with different prompts, from as many places.
 """
 
 import argparse
 import gc
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +28,7 @@ from kvforge.runtime.sessions.pools import device_bytes
 from model_defs import ModelConfig, load_config
 from perf.harness.batch import Batch
 from perf.harness.engines import cached_engine
-from perf.harness.experiment import Experiment, Report, Row, lengths, numbers, option, output, ratio, work
+from perf.harness.experiment import Experiment, Report, Row, chosen, flag, lengths, numbers, option, output, ratio, work
 from perf.harness.random_checkpoint import LLAMA_8B, LLAMA_213M, cached_checkpoint, with_cut
 
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
@@ -33,17 +37,16 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 }
 """With the format of their weights."""
 ANCHORS = {"cut_kind": "blind", "num_anchor_tokens": 32}
+SINGLE, OTHERS = "single input", ("single input, one owner", "blind")
 
 
-def models(shape: str) -> dict[str, dict[str, Any]]:
-    """Return the configs of a shape's cuts, by name."""
+def models(shape: str, others: Sequence[str] = OTHERS) -> dict[str, dict[str, Any]]:
+    """Return the configs of a shape's cuts, by name: a single input's, then ``others``."""
     config, layers = SHAPES[shape][0], SHAPES[shape][0]["num_hidden_layers"]
     cut = layers // 2
-    return {
-        "single input": with_cut(config, cut),
-        "single input, one owner": with_cut(config, cut, layers - cut),
-        "blind": with_cut(config, cut) | ANCHORS,
-    }
+    made = {SINGLE: with_cut(config, cut), OTHERS[0]: with_cut(config, cut, layers - cut)}
+    made[OTHERS[1]] = made[SINGLE] | ANCHORS
+    return {name: made[name] for name in (SINGLE, *others)}
 
 
 def kept(model: ModelConfig, args: argparse.Namespace) -> tuple[int, int]:
@@ -54,14 +57,32 @@ def kept(model: ModelConfig, args: argparse.Namespace) -> tuple[int, int]:
 
 def load(name: str, batch: int, args: argparse.Namespace) -> LLMEngine:
     """Load an engine with the pages of ``batch`` requests."""
-    limits = {"max_num_seqs": batch, "max_num_tokens": 512, "max_seq_len": args.input_tokens + args.output_tokens}
+    length = args.input_tokens + args.output_tokens
+    limits = {"max_num_seqs": max(args.batch), "max_num_tokens": 512, "max_seq_len": length}
     options = BuildOptions(dtype="bfloat16", weight_dtype=SHAPES[args.shape][1], calibration="none", **limits)
     folder, hf = args.work / "blind-cut" / args.shape.replace("/", "-") / name, models(args.shape)[name]
-    at = folder / f"{batch}-{limits['max_seq_len']}"
+    at = folder / f"{limits['max_num_seqs']}-{length}"
     engine_dir = cached_engine(at, lambda: cached_checkpoint(folder / "checkpoint", hf), options)
     below, above = (batch * -(-count // options.page_size) for count in kept(load_config(hf), args))
-    upper_pages = above if load_config(hf).is_blind else None
-    return LLMEngine(engine_dir, enable_prefix_cache=False, num_pages=below, num_upper_pages=upper_pages)
+    pages = {"num_pages": below, "num_upper_pages": above if load_config(hf).is_blind else None}
+    return LLMEngine(engine_dir, enable_prefix_cache=args.same_prompt, max_num_seqs=batch, **pages)
+
+
+def separate(engine: LLMEngine) -> None:
+    """Give each running request a copy of every page that it shares. Pages of anchors above the cut stay shared."""
+    scheduler, model = engine.scheduler, engine.manifest.model
+    above = model.owners_above if model.is_blind else ()
+    below = [pool for owner, pool in zip(model.owners, engine.runner.pools, strict=True) if owner not in above]
+    for sequence in scheduler.running:
+        for index, shared in enumerate(sequence.pages):
+            if scheduler.pool.ref_counts[shared] == 1:
+                continue
+            own = scheduler.pool.allocate()
+            assert own is not None, "the pool has the pages of all requests"
+            for tensor in (tensor for pool in below for tensor in pool):
+                tensor[own] = tensor[shared]
+            scheduler.let_go([shared])
+            sequence.pages[index] = scheduler.slots.page_table[sequence.slot, index] = own
 
 
 def planned_bytes(engine: LLMEngine, args: argparse.Namespace) -> int:
@@ -73,13 +94,16 @@ def planned_bytes(engine: LLMEngine, args: argparse.Namespace) -> int:
 
 def measure_batch(batch: int, args: argparse.Namespace) -> list[Row]:
     """Serve ``batch`` prompts in every engine, and let them take turns at decode steps."""
-    engines = {name: load(name, batch, args) for name in models(args.shape)}
+    engines = {name: load(name, batch, args) for name in models(args.shape, args.beside)}
     vocab = SHAPES[args.shape][0]["vocab_size"]
     prompts = np.random.default_rng(batch).integers(3, vocab, (batch, args.input_tokens)).tolist()
+    if args.same_prompt:
+        prompts = prompts[:1] * batch
     running: dict[str, Batch] = {}
     for name, engine in engines.items():
         running[name] = Batch(engine, prompts, args.output_tokens)
         running[name].start()
+        separate(engine)
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for index in range(args.output_tokens - 2):
         for name in sorted(engines, reverse=bool(index % 2)):
@@ -111,7 +135,7 @@ def measure(args: argparse.Namespace) -> Report:
         gc.collect()
     by_name = {(row["model"], row["batch"]): row for row in rows}
     for row in rows:
-        reference = by_name["single input", row["batch"]]
+        reference = by_name[SINGLE, row["batch"]]
         row["of_single_input"] = row["step_s"] / reference["step_s"]
         row["reads_of_single_input"] = row["cache_read_bytes"] / reference["cache_read_bytes"]
     return {"rows": rows}
@@ -122,8 +146,10 @@ EXPERIMENT = Experiment(
     options=(
         option("--shape", choices=tuple(SHAPES), default="213M", help="(default %(default)s)"),
         numbers("--batch", [1]), lengths(8192, 48), work(), output("OUTPUT.json and .md"),
+        flag("--same-prompt", "compute one prompt a batch, and copy its K and V"),
+        chosen("--beside", OTHERS, "the cuts beside one with a single input (default: both)"),
     ),
-    measure=measure, settings=("shape", "input_tokens", "output_tokens"),
+    measure=measure, settings=("shape", "input_tokens", "output_tokens", "same_prompt"),
     title="A cut whose upper layers see no prompt",
     notes="Shape {shape}, random weights, cut at half of its layers, prompts of {input_tokens} tokens and "
     "{output_tokens} output tokens; blind with 32 anchors. Engines take turns step by step: beside other work on the "

@@ -1,9 +1,18 @@
 """The benchmark of blind cuts: what its requests keep, and its table."""
 
 from argparse import Namespace
+from pathlib import Path
 
+import pytest
+import torch
+
+from kvforge.compiler import BuildOptions
+from kvforge.runtime import LLMEngine
 from model_defs import load_config
-from perf.engine.blind_cut import EXPERIMENT, SHAPES, kept, models
+from perf.engine.blind_cut import EXPERIMENT, OTHERS, SHAPES, SINGLE, kept, models, separate
+from perf.harness.batch import Batch
+from perf.harness.random_checkpoint import write_checkpoint
+from tests.support.sessions.eager import eager_session
 
 ARGS = Namespace(input_tokens=8192, output_tokens=48)
 
@@ -24,3 +33,31 @@ def test_the_table() -> None:
     row |= {"cache_read_bytes": 64 << 20, "reads_of_single_input": 0.5, "allocated_bytes": 8, "planned_bytes": 8}
     report = {"command": "c", "machine": "m", "shape": "213M", "input_tokens": 8192, "output_tokens": 48, "rows": [row]}
     assert "| blind | 1 | 28.0 | 0.80 | 64.0 | 0.50 | 0.00 | 1.0000 |" in EXPERIMENT.show(report)
+
+
+@pytest.mark.parametrize("name", [SINGLE, *OTHERS])
+def test_requests_with_one_prompt_get_pages_of_their_own(name: str, tmp_path: Path) -> None:
+    """Tokens are those of a request alone that shares nothing, and the pool has no page more than the plan."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    model = models("213M")[name] | sizes | heads
+    config = load_config(model)
+    checkpoint = write_checkpoint(tmp_path / "model", model)
+    session = eager_session(checkpoint, BuildOptions(dtype="float32", max_num_seqs=3, max_seq_len=128))
+    prompt, page = [*range(3, 83)], session.manifest.page_size
+    below, above = (3 * -(-count // page) for count in kept(config, Namespace(input_tokens=80, output_tokens=20)))
+    engine = LLMEngine(session=session, num_pages=below, num_upper_pages=above if config.is_blind else None)
+    running = Batch(engine, [prompt] * 3, 20)
+    running.start()
+    assert len({tuple(one.pages[:4]) for one in engine.scheduler.running}) == 1
+    separate(engine)
+    pages = [page for one in engine.scheduler.running for page in one.pages]
+    assert len(pages) == len(set(pages)) >= 15
+    engine.check_invariants()
+    for pool in engine.runner.pools[: config.cut if config.is_blind else None]:
+        of_requests = [[tensor[one.pages[:4]] for tensor in pool] for one in engine.scheduler.running]
+        assert all(torch.equal(*pair) for one in of_requests[1:] for pair in zip(of_requests[0], one, strict=True))
+    running.finish()
+    alone = Batch(LLMEngine(session=session, num_pages=below, enable_prefix_cache=False), [prompt], 20)
+    alone.finish()
+    assert running.tokens == alone.tokens * 3
