@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from model_defs.channel_delta import ChannelDelta
-from model_defs.errors import ModelError
+from model_defs.errors import ModelError, no_swiftkv_form
 from model_defs.experts import Experts
 from model_defs.gated_conv import GatedConv
 from model_defs.kv_layout import NO_OWNER, hybrid_owner_table, owner_table
@@ -158,6 +158,8 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+        if (self.is_swiftkv or self.is_blind) and self._has_own_values:
+            raise no_swiftkv_form(self.model_type)
         self._check_sizes()
         self._check_parts()
         self._check_linear()
@@ -406,7 +408,13 @@ class ModelConfig:
     def may_be_cut(self) -> bool:
         """Whether the model may have a cut with a single input."""
         has_fixed_states = self.linear is not None and not self.linear.may_be_above_a_cut
-        return not (has_fixed_states or self.layers_without_mixer or self.layers_without_mlp)
+        has_lone_parts = bool(self.layers_without_mixer or self.layers_without_mlp)
+        return not (has_fixed_states or has_lone_parts or self._has_own_values)
+
+    @property
+    def _has_own_values(self) -> bool:
+        """Whether layers norm values or scale what they give, for which no weights of a single input are defined."""
+        return self.v_norm or self.layer_scalar
 
     @property
     def has_cut(self) -> bool:
