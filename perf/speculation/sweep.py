@@ -36,7 +36,7 @@ from kvforge.runtime.speculation.drafting import NoDrafting
 from kvforge.tasks.prompt import make_examples
 from perf.harness import files
 from perf.harness.batch import Batch
-from perf.harness.command import make_parser, run_main
+from perf.harness.command import command_line, make_parser, run_main
 from perf.harness.engines import tokenizer_of
 from perf.harness.files import merge_rows, read_json
 from perf.harness.machine import describe_threads
@@ -293,7 +293,7 @@ def main() -> None:
     report.setdefault("engines", {})[name] = describe(engine.manifest)
     report["machine"] = describe_threads()
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    report["commands"] = sorted({*report["commands"], "python -m perf.speculation.sweep " + " ".join(words)})
+    report["commands"] = sorted({*report["commands"], command_line("perf.speculation.sweep", words)})
     write_report(report, args.output)
 
 
