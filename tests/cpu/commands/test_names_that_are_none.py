@@ -17,9 +17,7 @@ code = main(sys.argv[1:])
 sys.exit("torch is imported" if "torch" in sys.modules else code)
 """
 ON_HUB = "nosuch/model is not a path here, and not all of it is in "
-NO_CHECKPOINT = (
-    "/no/such does not exist: give a directory with config.json and *.safetensors, a GGUF file, or OWNER/NAME"
-)
+NO_CHECKPOINT = "/no/such does not exist: give a directory with config.json and *.safetensors, a GGUF file, or "
 NO_ENGINE = "/no/such is not an engine directory (there is nothing of this name); give an engine, a checkpoint, or "
 
 
@@ -28,7 +26,7 @@ NO_ENGINE = "/no/such is not an engine directory (there is nothing of this name)
     [
         (["build", "nosuch/model", "-o", "OUTPUT"], ON_HUB),
         (["build", "/no/such", "-o", "OUTPUT"], NO_CHECKPOINT),
-        (["quantize", "/no/such", "OUTPUT", "--recipe", "int4"], NO_CHECKPOINT),
+        (["quantize", "/no/such", "-o", "OUTPUT", "--recipe", "int4"], NO_CHECKPOINT),
         (["serve", "nosuch/model", *FREE_PORTS], ON_HUB),
         (["serve", "/no/such", *FREE_PORTS], NO_ENGINE),
     ],
