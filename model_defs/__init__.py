@@ -7,7 +7,7 @@ from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.config_keys import check_fixed
-from model_defs.errors import ModelError
+from model_defs.errors import ModelError, no_swiftkv_form
 from model_defs.families import broken_families, families, family_of
 from model_defs.family import Family
 from model_defs.fields import token_ids
@@ -62,7 +62,7 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         )
     is_cut = str(model_type).endswith("_swiftkv") or "num_key_value_layers" in hf
     if is_cut and not family.is_rewired:
-        raise ModelError(f"{family.model_type} models have no SwiftKV form; give the checkpoint as it was published.")
+        raise no_swiftkv_form(family.model_type)
     check_fixed(hf, family)
     config = family.from_hf(hf)
     more = token_ids(generation or {}, "eos_token_id", config.vocab_size, "generation_config.json")

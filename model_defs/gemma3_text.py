@@ -4,12 +4,13 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from model_defs.config import LayerNorms, ModelConfig
+from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
 from model_defs.family import Family
 from model_defs.fields import number, optional_flag, optional_int, require_int
 from model_defs.gguf_form import GgufForm, Keys
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
+from model_defs.model_shape import LayerNorms
 from model_defs.rope_config import RopeConfig
 from model_defs.rope_reading import rope_from_hf
 

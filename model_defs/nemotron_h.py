@@ -5,13 +5,14 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from model_defs.config import LayerNorms, ModelConfig
+from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
 from model_defs.experts import experts_by_sigmoid
 from model_defs.family import Family
 from model_defs.fields import optional_flag, optional_int
 from model_defs.hf_config import config_from_hf
 from model_defs.mamba2 import ATTENTION, FIXED, MAMBA, Mamba2
+from model_defs.model_shape import LayerNorms
 from model_defs.rope_config import UNROTATED
 
 MODEL_TYPE = "nemotron_h"

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_defs.config import LayerNorms, ModelConfig
+from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.gguf_form import GgufForm
 from model_defs.hf_config import config_from_hf
+from model_defs.model_shape import LayerNorms
 
 MODEL_TYPE = "olmo2"
 TRAITS = {"qk_norm": True, "qk_norm_whole": True, "branch_norms": True, "pre_norms": False}

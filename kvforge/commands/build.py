@@ -44,11 +44,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build, showing the stage being worked on; prints one line (or the manifest) at the end, and with
     ``--check-against`` how far the engine is from its model."""
+    checkpoint, output, options = _what_to_build(args)
     from kvforge.compiler import build_engine
     from kvforge.compiler.build import stages
     from kvforge.compiler.progress import BuildProgress
 
-    checkpoint, output, options = _what_to_build(args)
     if args.check_against is not None:
         check_comparable(checkpoint, options, args.check_against)
     started = time.monotonic()
@@ -81,15 +81,17 @@ def run(args: argparse.Namespace) -> int:
 def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]":
     """Return checkpoint, output and options: the recipe's where there is one, overridden by the command line.
 
-    Raises BuildError for a bad recipe, a checkpoint that is not what it expects, or a missing path.
+    Raises BuildError for a bad recipe, a checkpoint that is not what it expects, or a missing path; without a recipe
+    CheckpointError for a checkpoint that is none before torch is imported.
     """
-    from kvforge.checkpoint.mtp_head import MTP
     from kvforge.common.errors import BuildError
-    from kvforge.compiler import BuildOptions
-    from kvforge.compiler.engine_dir import check_output
-    from kvforge.compiler.recipe import load_recipe
+    from kvforge.manifest.engine_dir import check_output
 
-    recipe = load_recipe(args.recipe) if args.recipe is not None else None
+    recipe = None
+    if args.recipe is not None:
+        from kvforge.compiler.recipe import load_recipe
+
+        recipe = load_recipe(args.recipe)
     given = given_options(args)
     name, output = args.checkpoint, args.output
     if recipe is not None:
@@ -99,7 +101,9 @@ def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]
         missing = "a checkpoint" if name is None else "an engine directory to write (-o)"
         raise BuildError(f"kvforge build needs {missing}; give it, or a --recipe that names it.")
     check_output(output, args.force)
-    checkpoint = checkpoint_of(args, name, given.get("draft_head") == MTP)
+    checkpoint = checkpoint_of(args, name, given.get("draft_head"))
     if recipe is not None:
         recipe.check_checkpoint(checkpoint)
+    from kvforge.compiler import BuildOptions
+
     return checkpoint, output, BuildOptions(**given)

@@ -10,6 +10,7 @@ from kvforge.commands.parsers import add_revision, display_of
 from kvforge.commands.url_argument import place
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import check_is_there, names_checkpoint
+from kvforge.hub import find_checkpoint, parse_name
 
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and run with."""
@@ -49,11 +50,12 @@ def engine_of(args: argparse.Namespace, predicts: bool = False) -> tuple[Path, s
                 f"{args.engine} is a checkpoint, and --exact-first, --exact-last and --exact-share are for an engine "
                 "with a predictor: build one with kvforge build --kv-prediction, or leave them out."
             )
+        display, on_hub = display_of(args), parse_name(args.engine, args.revision)
+        path = find_checkpoint(args.engine, args.revision, show_progress=display.bars)  # refused before torch is read
         from kvforge.compiler import BuildOptions
         from kvforge.engine_cache.build import cached_engine
 
-        options = BuildOptions(**given)
-        cached = cached_engine(args.engine, options, revision=args.revision, display=display_of(args))
+        cached = cached_engine(path, BuildOptions(**given), on_hub=on_hub, display=display)
         return cached.path, cached.name
     check_is_there(args.engine)
     for name, value in given.items():

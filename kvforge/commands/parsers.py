@@ -123,10 +123,10 @@ def add_revision(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def checkpoint_of(args: argparse.Namespace, name: str | Path, takes_mtp: bool = False) -> Path:
+def checkpoint_of(args: argparse.Namespace, name: str | Path, draft_head: str | None = None) -> Path:
     """Return the directory or file of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it
-    is left out; raises CheckpointError."""
-    from kvforge.checkpoint.text_part import what_is_left_out
+    is left out, beside the module that ``draft_head`` may name; raises CheckpointError, of a name that is none before
+    torch is imported."""
     from kvforge.common.errors import CheckpointError
     from kvforge.hub import find_checkpoint
 
@@ -136,6 +136,9 @@ def checkpoint_of(args: argparse.Namespace, name: str | Path, takes_mtp: bool = 
             f"{name} does not exist: give a directory with config.json and *.safetensors, a GGUF file, or OWNER/NAME "
             "on the Hub."
         )
-    if (sentence := what_is_left_out(path, takes_mtp)) is not None:
+    from kvforge.checkpoint.mtp_head import MTP
+    from kvforge.checkpoint.text_part import what_is_left_out
+
+    if (sentence := what_is_left_out(path, draft_head == MTP)) is not None:
         display_of(args).note(sentence)
     return path

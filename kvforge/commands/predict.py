@@ -183,8 +183,9 @@ def run_train(args: argparse.Namespace) -> int:
 
 def run_truncate(args: argparse.Namespace) -> int:
     """Write the lower layers; prints one line."""
+    source = checkpoint_of(args, args.source)
     from kvforge.prediction.truncate import truncate
 
-    truncate(checkpoint_of(args, args.source), args.output, args.layers, overwrite=args.force)
+    truncate(source, args.output, args.layers, overwrite=args.force)
     print(f"{args.output}: the first {args.layers} layers of {args.source}")
     return 0

@@ -31,9 +31,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Quantize, with progress on standard error; prints one line (or JSON) at the end."""
+    checkpoint = checkpoint_of(args, args.checkpoint)
     from kvforge.quantize import quantize_checkpoint
 
-    checkpoint = checkpoint_of(args, args.checkpoint)
     with display_of(args).progress("layer" if args.recipe == "int4" else "sample") as show:
         summary = quantize_checkpoint(
             checkpoint,

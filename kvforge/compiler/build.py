@@ -21,12 +21,12 @@ from kvforge.common.staging import staging_directory
 from kvforge.compiler.calibration import calibration_of, check_calibration, may_calibrate
 from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.convert import basis_of, convert_weights
-from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
 from kvforge.compiler.targets import HOSTED, Progress, load_hosted, load_target
 from kvforge.kv_policies import KVPolicy, Need
 from kvforge.manifest import RANK_DIR, TOKENIZER_DIR, WEIGHTS_FILE, Manifest, graph_names, save_manifest
+from kvforge.manifest.engine_dir import check_output
 from model_defs import ModelConfig
 from model_defs.draft_head import DraftHead
 from model_defs.prediction import Prediction

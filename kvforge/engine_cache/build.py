@@ -24,7 +24,7 @@ from kvforge.compiler.calibration import text_hash
 from kvforge.compiler.progress import BuildProgress
 from kvforge.engine_cache.key import content_of, engine_key
 from kvforge.engine_cache.store import ENGINE, ENTRY, Entry, cache_folder, save_entry
-from kvforge.hub import find_checkpoint, parse_name
+from kvforge.hub import HubName, find_checkpoint, parse_name
 from kvforge.kv_policies import Need, parse
 from kvforge.manifest import load_manifest
 from kvforge.version import __version__
@@ -47,18 +47,20 @@ def cached_engine(
     options: BuildOptions | None = None,
     *,
     revision: str | None = None,
+    on_hub: HubName | None = None,
     display: Display | None = None,
     folder: Path | None = None,
 ) -> CachedEngine:
     """Return the engine of ``checkpoint``, a directory, a GGUF file or a name of the Hub, from the cache in ``folder``,
-    built first if it is not there. Of several processes that ask at once one builds, and the others wait for it.
+    built first if it is not there. ``on_hub`` is the name of one whose snapshot ``checkpoint`` is. Of several processes
+    that ask at once one builds, and the others wait for it.
 
     Raises:
         CheckpointError, BuildError: as ``find_checkpoint`` and ``build_engine`` do, or the cache cannot be written.
             The cache is as before then, also after an interrupt.
     """
     options, display, folder = options or BuildOptions(), display or Display(), folder or cache_folder()
-    on_hub = parse_name(checkpoint, revision)
+    on_hub = on_hub or parse_name(checkpoint, revision)
     path = find_checkpoint(checkpoint, revision, show_progress=display.bars)
     source = str(on_hub) if on_hub is not None else str(path.resolve())
     if (sentence := what_is_left_out(path, options.draft_head == MTP)) is not None:

@@ -14,8 +14,8 @@ def with_cut(
     not (default: as the model's).
 
     Raises:
-        KvforgeError: the cut or the group size is not one of this model, which the sentence calls ``name``, or it
-            cannot have a blind cut.
+        KvforgeError: the cut or the group size is not one of this model, which the sentence calls ``name``, its family
+            has no SwiftKV form, its layers cannot share caches so, or it cannot have a blind cut.
     """
     layers, own_cut = model.num_layers, 1 + max(model.layer_owners, default=0)
     if not 1 <= cut <= layers:
@@ -31,9 +31,11 @@ def with_cut(
     anchors = 0 if cut == layers else model.num_anchors if num_anchors is None else num_anchors
     early_exit = model.early_exit and cut < layers and not anchors
     try:
-        return dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit, num_anchors=anchors)
+        made = dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit, num_anchors=anchors)
+        made.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{name}: {error}") from None
+    return made
 
 
 def without_cut(model: ModelConfig) -> ModelConfig:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import ELEMENT_BYTES
 from kvforge.costs.cache import (
     exact_bytes,
@@ -138,12 +139,18 @@ def list_variants(
     """Return the plain model, each cut with each group size, and all layers merged, for each cache format; of a model
     whose layers keep a state no merged one. ``anchors`` are the kinds of each cut as ``with_cut`` takes them.
 
-    Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
+    Unless ``all_pairs``, the larger groups are shown at the first cut only, and there where layers can share caches so.
+    Raises KvforgeError for an impossible cut.
     """
     first, found = cuts[:1], [("no cut", without_cut(model), 1)]
     for cut in dict.fromkeys(cuts):
         for size, kind in itertools.product(dict.fromkeys(group_sizes), dict.fromkeys(anchors)):
-            made = with_cut(model, cut, size, name=model_name, num_anchors=kind)
+            try:
+                made = with_cut(model, cut, size, name=model_name, num_anchors=kind)
+            except KvforgeError:
+                if all_pairs or size == min(group_sizes):
+                    raise
+                continue
             if cut < model.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
                 name = f"cut {cut} of {model.num_layers}" + (f", {size}-way" if size > 1 else "")
                 found.append((name + (", blind" if made.is_blind else ""), made, size))

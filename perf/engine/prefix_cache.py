@@ -18,7 +18,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.batch import Batch
-from perf.harness.experiment import Experiment, number, output, place, seed
+from perf.harness.experiment import Experiment, engine_place, number, output, seed
 
 VARIANTS = {"with": True, "without": False}
 
@@ -92,7 +92,7 @@ def table(report: dict[str, Any]) -> str:
 EXPERIMENT = Experiment(
     "perf.engine.prefix_cache", __doc__,
     options=(
-        place("--engine", "an engine directory", required=True), number("--requests", 32),
+        engine_place("--engine", "an engine directory", required=True), number("--requests", 32),
         number("--prefix", 1500, "tokens that all begin with (default 1500)"),
         number("--suffix", 50, "tokens of each one's own (default %(default)s)"), number("--output-tokens", 16),
         number("--num-runs", 5, "of each; medians are reported (default 5)"), seed(), output("OUTPUT.json"),

@@ -42,7 +42,7 @@ from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.pools import Pools
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import ModelConfig, RopeConfig
-from perf.harness.experiment import Experiment, option, output, place, positive, positive_float
+from perf.harness.experiment import Experiment, engine_place, option, output, place, positive, positive_float
 from perf.harness.plots import panels
 from perf.harness.tables import text_table
 from perf.harness.timed_session import TimedSession
@@ -252,7 +252,7 @@ EXPERIMENT = Experiment(
         option("--mode", action="append", choices=list(MODES), help="default: all"),
         option("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)"),
         option("--device-ms", type=positive_float, help="of a device's step, to measure asynchronous scheduling"),
-        place("--engine", "an engine whose steps are measured too"), place("--figure", "draw the medians here"),
+        engine_place("--engine", "an engine whose steps are measured too"), place("--figure", "draw the medians here"),
         output("OUTPUT.json"),
     ),
     measure=run, shown=table, is_plain=True, is_dated=True,

@@ -21,7 +21,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.batch import Batch
-from perf.harness.experiment import Experiment, number, numbers, output, place, seed
+from perf.harness.experiment import Experiment, engine_place, number, numbers, output, place, seed
 
 
 def open_engine(session: Session, folder: Path | None) -> LLMEngine:
@@ -126,7 +126,7 @@ def table(report: dict[str, Any]) -> str:
 EXPERIMENT = Experiment(
     "perf.engine.stored_prefixes", __doc__,
     options=(
-        place("--engine", "an engine directory", required=True),
+        engine_place("--engine", "an engine directory", required=True),
         place("--folder", "for pages; it is removed", required=True),
         numbers("--lengths", [2000, 8000], "(default 2000 8000)"),
         number("--num-runs", 3, "medians are reported (default 3)"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvforge.bench.workload import load_workloads
 from perf.harness.engines import ROOT
-from perf.harness.experiment import CHOSEN_WORKLOADS, Experiment, number, output, place
+from perf.harness.experiment import CHOSEN_WORKLOADS, Experiment, engine_place, number, output, place
 from perf.peers.client import Worker
 
 
@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 EXPERIMENT = Experiment(
     "perf.engine.versions", __doc__,
     options=(
-        place("engine", "an engine that both checkouts can load"),
+        engine_place("engine", "an engine that both checkouts can load"),
         place("--against", "the other checkout, whose code is 'before'", required=True), CHOSEN_WORKLOADS,
         number("--turns", 6), output("OUTPUT.json"),
     ),

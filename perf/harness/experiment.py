@@ -16,6 +16,8 @@ from perf.harness.options import (
     STREAM_INTERVALS,
     Option,
     chosen,
+    engine_place,
+    engine_problem,
     flag,
     lengths,
     levels,
@@ -35,8 +37,9 @@ from perf.harness.tables import Row, columns_table, interval, spread, text_table
 
 __all__ = [
     "BUILD_ONLY", "CHOSEN_WORKLOADS", "RESUME", "REUSE", "STREAM_INTERVALS", "Experiment", "Report", "Row", "chosen",
-    "columns_table", "flag", "interval", "lengths", "levels", "named", "number", "numbers", "option", "output", "place",
-    "positive", "positive_float", "ratio", "seed", "several", "spread", "told", "work",
+    "columns_table", "engine_place", "engine_problem", "flag", "interval", "lengths", "levels", "named", "number",
+    "numbers", "option", "output", "place", "positive", "positive_float", "ratio", "seed", "several", "spread", "told",
+    "work",
 ]  # fmt: skip
 """Also what a declaration is made of."""
 

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.errors import EngineError
 from kvforge.compiler.options import PACKED_DTYPES
+from kvforge.manifest import target_of
 from perf.harness.engines import WORK, WORKLOADS
 
 Option = Callable[[argparse.ArgumentParser], Any]
@@ -33,6 +35,22 @@ def named(text: str) -> tuple[str, Path]:
     return name, Path(engine)
 
 
+def engine_problem(folder: str | Path) -> str | None:
+    """Return in a sentence why ``folder`` is no engine directory, of its manifest alone; None where it is one."""
+    try:
+        target_of(folder)
+    except EngineError as error:
+        return str(error)
+    return None
+
+
+def engine_folder(text: str) -> Path:
+    """The type of an engine directory, which must be one."""
+    if problem := engine_problem(text):
+        raise argparse.ArgumentTypeError(problem)
+    return Path(text)
+
+
 def option(*names: str, **details: Any) -> Option:
     """An option or argument as ``add_argument`` takes it."""
     return lambda parser: parser.add_argument(*names, **details)
@@ -46,6 +64,11 @@ def flag(name: str, told: str) -> Option:
 def place(name: str, told: str | None = None, **details: Any) -> Option:
     """A file or folder."""
     return option(name, type=Path, help=told, **details)
+
+
+def engine_place(name: str = "engine", told: str | None = None, **details: Any) -> Option:
+    """An engine directory."""
+    return option(name, type=engine_folder, help=told, **details)
 
 
 def number(name: str, default: int | None, told: str | None = None, **details: Any) -> Option:

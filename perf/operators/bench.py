@@ -18,7 +18,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,12 +67,17 @@ def measure(operator: str, benchmark: Benchmark, rates: dict[str, float], second
     }  # fmt: skip
 
 
-WORDS = ", ".join(sorted({word for _, m in modules("bench") for word, _ in m.benchmarks(["same"])}))
+def words(kv_dtypes: Sequence[str]) -> list[str]:
+    """The words that the cases of these caches are named with."""
+    return sorted({word for _, module in modules("bench") for word, _ in module.benchmarks(kv_dtypes)})
+
+
 PARSER = make_parser(
     __doc__, place("--json", "also write the results to this file"),
     option("--seconds", type=float, default=1.0, help="time for each measurement"),
     option("--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"),
-    option("--only", nargs="+", default=[], help=WORDS), option("--threads", type=int, default=torch.get_num_threads()),
+    option("--only", nargs="+", default=[], help=", ".join(words(["same"]))),
+    option("--threads", type=int, default=torch.get_num_threads()),
     option("--note", default="", help="kept with the results, e.g. what else ran"),
     flag("--cpu-time", "measure CPU time, of one thread"),
 )  # fmt: skip
@@ -80,6 +85,10 @@ PARSER = make_parser(
 
 def main() -> int:
     options = PARSER.parse_args()
+    there = words(options.kv_dtype)
+    for part in options.only:
+        if not any(part in word for word in there):
+            PARSER.error(f"no case is named {part}; give some of {', '.join(there)} to --only")
     if options.cpu_time:
         global _clock
         _clock, options.threads = time.thread_time, 1

@@ -25,7 +25,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
 from perf.engine.stored_prefixes import open_engine, serve
 from perf.harness.engines import ROOT
-from perf.harness.experiment import Experiment, Row, numbers, output, place, ratio, seed
+from perf.harness.experiment import Experiment, Row, engine_place, numbers, output, place, ratio, seed
 
 
 def by_llama(python: Path, gguf: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 EXPERIMENT = Experiment(
     "perf.peers.restored_prefixes", __doc__,
     options=(
-        place("--engine", "an engine directory", required=True),
+        engine_place("--engine", "an engine directory", required=True),
         place("--gguf", "the same model as a file"),
         place("--llama-python", "an interpreter with llama-cpp-python"),
         place("--checkpoint", "the same model in Hugging Face's format"),

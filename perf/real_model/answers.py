@@ -19,7 +19,7 @@ from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import append, read_lines
-from perf.harness.options import number, option, place
+from perf.harness.options import engine_place, number, option, place
 
 
 def answer_all(llm: LLM, conversations: list[dict[str, Any]], file: Path, at_once: int, params: SamplingParams) -> int:
@@ -50,7 +50,7 @@ def conversations_of(prompts: Path, num: int | None) -> list[dict[str, Any]]:
 
 
 PARSER = make_parser(
-    __doc__, place("engine"), place("prompts"), place("answers"),
+    __doc__, engine_place(), place("prompts"), place("answers"),
     number("--num-prompts", None, "the first N (default: all)", metavar="N"),
     number("--max-tokens", 256, "of an answer (default %(default)s)"),
     option("--temperature", type=float, default=0.8, help="0: greedy (default %(default)s)"),

@@ -25,7 +25,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from perf.harness.engines import tokenizer_of
-from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
+from perf.harness.experiment import Experiment, Report, engine_place, number, numbers, option, output, place
 from perf.real_model.answers import conversations_of
 from perf.real_model.closeness import texts_of
 from perf.speculation.prompt_lookup import pair_of, paired
@@ -86,7 +86,7 @@ def make_report(args: argparse.Namespace) -> Report:
 EXPERIMENT = Experiment(
     "perf.real_model.speculation", __doc__,
     options=(
-        place("engine"), place("texts"), place("--draft-engine", "its drafts, too"),
+        engine_place(), place("texts"), engine_place("--draft-engine", "its drafts, too"),
         option("--exit-threshold", type=float, nargs="*", default=[], metavar="P", help="exits above P, too"),
         numbers("--batch", [1, 8], "prompts at a time (default 1 8)"),
         number("--num-speculative-tokens", 4, "(default %(default)s)"),

@@ -22,7 +22,17 @@ from kvforge.manifest import load_manifest
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.engines import tokenizer_of
-from perf.harness.experiment import Experiment, lengths, number, option, output, place, positive_float, work
+from perf.harness.experiment import (
+    Experiment,
+    engine_place,
+    lengths,
+    number,
+    option,
+    output,
+    place,
+    positive_float,
+    work,
+)
 from perf.harness.tables import text_table
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
 from perf.serving.load.engines import tiny_engine
@@ -234,7 +244,7 @@ EXPERIMENT = Experiment(
         number("--concurrency", 32, "of the closed loops (default 32)"), number("--connections", 64),
         number("--max-num-seqs", 32), option("--max-queue-size", type=int, default=64),
         option("--max-growth-mib", type=positive_float, default=256.0, help="of any process (default 256)"),
-        lengths(128, 32), place("--engine", "default: the demo's tiny SwiftKV student"), work(),
+        lengths(128, 32), engine_place("--engine", "default: the demo's tiny SwiftKV student"), work(),
         place("--log-file", "keep the server's log here"), output("OUTPUT.json"),
     ),
     measure=run, settings=("seconds", "factor"), check=check, shown=show, is_plain=True,

@@ -29,7 +29,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.requests.request_reader import RequestReader
-from perf.harness.experiment import Experiment, Report, columns_table, number, output, place, told
+from perf.harness.experiment import Experiment, Report, columns_table, engine_place, number, output, told
 
 THOUGHT = "The user wants to know the weather. I look at the tools: one of them gives it, by city. " * 6
 TEXT = "Let me look that up for you. One moment, please; the numbers come from the station at the harbour. " * 4
@@ -123,7 +123,7 @@ def markdown(report: Report) -> str:
 EXPERIMENT = Experiment(
     "perf.serving.parsing", __doc__,
     options=(
-        place("engine"), number("--streams", 64, "answers at once (default %(default)s)"),
+        engine_place(), number("--streams", 64, "answers at once (default %(default)s)"),
         number("--rounds", 7, "pairs (default %(default)s)"),
         number("--tokens-per-second", 1000, "of all streams (default %(default)s)", metavar="N"),
         output("OUTPUT.json and .md"),

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from kvforge.demo.run import STUDENT
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.experiment import STREAM_INTERVALS, Experiment, lengths, levels, output, place, work
+from perf.harness.experiment import STREAM_INTERVALS, Experiment, engine_place, lengths, levels, output, work
 from perf.serving.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
 from perf.serving.load.engines import tiny_engine
 from perf.serving.load.gateway import run_gateway
@@ -62,7 +62,7 @@ def _cell(kind: str, part: str | None = None) -> Callable[[dict[str, Any]], str]
 EXPERIMENT = Experiment(
     "perf.serving.run_aiperf", __doc__,
     options=(
-        place("--engine", "default: the demo's tiny SwiftKV student"), work(),
+        engine_place("--engine", "default: the demo's tiny SwiftKV student"), work(),
         levels([1, 4, 16], min_requests=32, kv_cache_gib=1.0), STREAM_INTERVALS, lengths(256, 32),
         output("OUTPUT.json and OUTPUT.md"),
     ),

@@ -22,7 +22,7 @@ from typing import Any
 from kvforge.demo.run import STUDENT
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.experiment import Experiment, flag, option, output, place, positive_float, seed, work
+from perf.harness.experiment import Experiment, engine_place, flag, option, output, place, positive_float, seed, work
 from perf.harness.tables import text_table
 from perf.serving.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
@@ -246,7 +246,7 @@ EXPERIMENT = Experiment(
     options=(
         option("--minutes", type=positive_float, default=30.0),
         option("--rate", type=positive_float, default=5.0, help="requests a second (default 5)"),
-        place("--engine", "default: the demo's tiny SwiftKV student, in float32"), work(), seed(),
+        engine_place("--engine", "default: the demo's tiny SwiftKV student, in float32"), work(), seed(),
         flag("--no-gateway", "leave the OpenAI gateway out"), place("--log-file", "keep the server's log here"),
         output("OUTPUT.json and OUTPUT.svg"),
     ),

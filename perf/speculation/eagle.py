@@ -19,7 +19,8 @@ from kvforge import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_example
-from perf.harness.experiment import Experiment, Report, number, numbers, option, output, place
+from kvforge.tokenization.files import read_tokenizer
+from perf.harness.experiment import Experiment, Report, engine_problem, number, numbers, option, output, place
 from perf.speculation.early_exit import prompts_of
 from perf.speculation.suffix import ALWAYS, CLOCKS, TEMPERATURE, Requests, looked_up, report_of
 from perf.training.samples import LENGTH, TASKS
@@ -31,14 +32,18 @@ def write_data(args: argparse.Namespace) -> bool:
     """Write texts of tasks to train a head on, other ones than those that are asked, where that is wanted."""
     if args.write_data is None:
         return False
-    tokenizer = Tokenizer.from_dir(args.engine)
-    assert tokenizer is not None
+    tokenizer = Tokenizer(read_tokenizer(args.engine / "tokenizer.json"))
     with args.write_data.open("w", encoding="utf-8") as out:
         for index in range(NUM_ROWS):
             rng = random.Random(f"eagle3/{index}")
             made = make_example(rng.choice(TASKS), LENGTH, lambda text: len(tokenizer.encode(text)), rng)
             out.write(json.dumps({"text": f"{made.prompt} {made.answer}."}) + "\n")
     return True
+
+
+def check(args: argparse.Namespace) -> str | None:
+    """Return why what is to be measured is no engine."""
+    return engine_problem(args.engine) if args.write_data is None else None
 
 
 def make_report(args: argparse.Namespace) -> Report:
@@ -68,7 +73,7 @@ EXPERIMENT = Experiment(
         option("--clock", choices=tuple(CLOCKS), default="wall", help="(default %(default)s)"),
         output("OUTPUT.json and .md"),
     ),
-    measure=make_report, instead=write_data, is_dated=True, align="rrrlrrrrrrrrr",
+    measure=make_report, check=check, instead=write_data, is_dated=True, align="rrrlrrrrrrrrr",
     columns=lambda report: [(name.replace("_", " "), name) for name in report["rows"][0]],
 )  # fmt: skip
 

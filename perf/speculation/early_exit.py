@@ -21,17 +21,17 @@ from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality
 from kvforge.evaluation.run import EvalOptions, make_prompts
-from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
-from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.harness.batch import Batch
 from perf.harness.command import make_parser, run_main
+from perf.harness.engines import tokenizer_of
 from perf.harness.files import read_json, write_json
-from perf.harness.options import option, place
+from perf.harness.options import engine_place, option, place
 from perf.harness.plots import panels
 from perf.harness.tables import Row, columns_table
 from perf.harness.timed_session import TimedSession
@@ -46,8 +46,7 @@ THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 def prompts_of(engine: Path, workload: str) -> list[list[int]]:
     """Return ``NUM_PROMPTS`` prompts as token ids."""
-    tokenizer = Tokenizer.from_dir(engine / TOKENIZER_DIR)
-    assert tokenizer is not None
+    tokenizer = tokenizer_of(engine)
     if workload != "answers":
         return [document[: LENGTH // 2] for document in generated_documents(tokenizer, NUM_PROMPTS, LENGTH, 0)]
     examples = make_prompts(engine, EvalOptions(TASKS, -(-NUM_PROMPTS // len(TASKS)), LENGTH))
@@ -217,7 +216,7 @@ def plot(data: dict[str, list[Row]], path: Path) -> None:
 
 PARSER = make_parser(
     __doc__, option("what", choices=("draft", "adaptive", "sure", "exit", "quality", "report")),
-    place("engine", nargs="?"), place("--json", required=True),
+    engine_place("engine", nargs="?"), place("--json", required=True),
     option("--workload", choices=tuple(WORKLOADS), default="answers"),
     option("--batch", type=int, nargs="+", default=[1], help="sequences decoded together (default 1)"),
     option("--repeats", type=int, default=3),
@@ -234,6 +233,8 @@ SETTINGS: dict[str, list[Row]] = {
 def main() -> None:
     """Measure or report; see the module's text."""
     args = PARSER.parse_args()
+    if args.engine is None and args.what != "report":
+        PARSER.error(f"{args.what} needs an engine")
     data: dict[str, list[Row]] = read_json(args.json, {})
     if args.what == "report":
         write_report(data, args.json)

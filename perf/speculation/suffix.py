@@ -30,7 +30,7 @@ from kvforge.runtime.speculation import drafting
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.step import head_draft
 from perf.harness.engines import tokenizer_of
-from perf.harness.experiment import Experiment, Report, flag, number, numbers, option, output, place, seed
+from perf.harness.experiment import Experiment, Report, engine_place, flag, number, numbers, option, output, seed
 from perf.speculation.agents import records, tool_calls
 from perf.speculation.fixed_length import FixedLength
 
@@ -164,7 +164,7 @@ def report_of(args: argparse.Namespace, configs: Configs, requests_at: Callable[
 EXPERIMENT = Experiment(
     "perf.speculation.suffix", __doc__,
     options=(
-        place("engine"), flag("--chat", "calls of tools, written by the chat template"),
+        engine_place(), flag("--chat", "calls of tools, written by the chat template"),
         numbers("--in-flight", [1, 8, 32], "(default 1 8 32)"),
         TEMPERATURE,
         number("--requests", 96, "of each case (default %(default)s)"),

@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.manifest import TOKENIZER_DIR, Manifest
+from kvforge.manifest import Manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import Sequence
@@ -33,14 +33,14 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import make_drafter
 from kvforge.runtime.speculation.drafter import Draft
 from kvforge.runtime.speculation.drafting import NoDrafting
-from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.harness import files
 from perf.harness.batch import Batch
-from perf.harness.command import make_parser, run_main
+from perf.harness.command import command_line, make_parser, run_main
+from perf.harness.engines import tokenizer_of
 from perf.harness.files import merge_rows, read_json
 from perf.harness.machine import describe_threads
-from perf.harness.options import option, output, place, seed
+from perf.harness.options import engine_place, option, output, seed
 from perf.harness.plots import panels
 from perf.harness.tables import columns_table
 from perf.speculation.fixed_length import FixedDrafting
@@ -141,7 +141,7 @@ def controlled(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[d
 
 def draft_model(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a real draft model on prompts of the tasks, greedy and at temperature 1."""
-    tokenizer = Tokenizer.from_dir(args.engine / TOKENIZER_DIR)
+    tokenizer = tokenizer_of(args.engine)
     examples = make_examples("list_recall", 256, lambda text: len(tokenizer.encode(text)), args.batch, args.seed)
     prompts = [tokenizer.encode(example.prompt) for example in examples]
     config = SpeculativeConfig("draft_model", max(args.lengths), draft_engine=args.draft_engine)
@@ -268,8 +268,8 @@ def write_report(report: dict[str, Any], output: Path) -> None:
 
 
 PARSER = make_parser(
-    __doc__, place("engine", "engine directory, built with --max-draft-len of the longest length"),
-    place("--draft-engine", "draft with this one instead of the controlled drafter"),
+    __doc__, engine_place("engine", "engine directory, built with --max-draft-len of the longest length"),
+    engine_place("--draft-engine", "draft with this one instead of the controlled drafter"),
     option("--batch", type=int, default=1, help="sequences at once (default 1)"),
     option("--lengths", type=int, nargs="+", default=list(range(1, 9)), help="drafts a step"),
     option("--acceptance", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.0]),
@@ -293,7 +293,7 @@ def main() -> None:
     report.setdefault("engines", {})[name] = describe(engine.manifest)
     report["machine"] = describe_threads()
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    report["commands"] = sorted({*report["commands"], "python -m perf.speculation.sweep " + " ".join(words)})
+    report["commands"] = sorted({*report["commands"], command_line("perf.speculation.sweep", words)})
     write_report(report, args.output)
 
 

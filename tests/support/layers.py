@@ -29,9 +29,13 @@ DAYS = 7
 """Within so many days ``--weekly`` runs each case."""
 DAILY_S = 1.0
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
+RARELY_S = 4.0
+"""A case that takes so long has one day in ``DAYS``, and so have all tests of a fixture that does."""
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
-"""The fixture of compiled engines, which such a run does without."""
+"""The fixture of compiled engines, which ``--quick`` does without."""
+KEPT = {"built", "said", "offline", "graphs", "pieces"}
+"""Fixtures of ``kept_answers``: they take long only where what decides them has changed, and then their tests must run."""
 
 LAYERS = {
     "tests/cpu/plugins": "kernel",
@@ -70,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--weekly",
         action="store_true",
-        help=f"of a test whose cases take more than {DAILY_S:g} s, a part on each day: all within {DAYS} days",
+        help=f"of tests that take long ({DAILY_S:g} s by function), a part on each day: all within {DAYS} days",
     )
 
 
@@ -105,9 +109,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep(items: list[pytest.Item], kept: list[pytest.Item]) -> None:
-    if deselected := list(set(items).difference(kept)):
+    chosen = set(kept)
+    if deselected := [item for item in items if item not in chosen]:
         items[0].config.hook.pytest_deselected(items=deselected)
-    items[:] = kept
+    items[:] = [item for item in items if item in chosen]
 
 
 def _seconds(item: pytest.Item, durations: Durations) -> float:
@@ -133,16 +138,43 @@ def few_cases(items: list[pytest.Item], day: int) -> list[pytest.Item]:
 
 
 def cases_of_the_week(items: list[pytest.Item], day: int, durations: Durations) -> list[pytest.Item]:
-    """All tests but of each function whose cases take more than ``DAILY_S`` together; of those the day's cases, none of
-    which is skipped."""
+    """All tests but those that have another day (``RARELY_S``), and of each function whose cases take more than
+    ``DAILY_S`` together the day's cases. A case that is skipped takes no day of others."""
     chosen: list[pytest.Item] = []
-    for found in _by_function(items).values():
+    rare: dict[str, list[pytest.Item]] = defaultdict(list)
+    for function, found in _by_function(items).items():
         cases = [case for case in found if case.get_closest_marker("skip") is None] or found
-        seconds, count = sum(_seconds(case, durations) for case in cases), len(cases)
-        if seconds > DAILY_S:
-            count = max(math.ceil(count / DAYS), math.ceil(count * DAILY_S / seconds))
-        chosen += [cases[index] for index in in_turn(day, count, len(cases))]
-    return chosen
+        each, count = _seconds(cases[0], durations), len(cases)
+        if fixture := _long_fixture(cases[0], durations):
+            rare[fixture] += cases
+        elif each >= RARELY_S:
+            rare |= {f"{function}[{index}": [case] for index, case in enumerate(cases)}
+        else:
+            if each * count > DAILY_S:
+                count = max(math.ceil(count / DAYS), math.ceil(DAILY_S / each))
+            chosen += [cases[index] for index in in_turn(day, count, len(cases))]
+    return chosen + _those_of_the_day(rare, day, durations)
+
+
+def _long_fixture(item: pytest.Item, durations: Durations) -> str:
+    """The longest fixture that takes ``RARELY_S`` or more, with its file; none: an empty text."""
+    file = item.nodeid.partition("::")[0]
+    known = durations.get(file, {})
+    seconds = {name: known.get(f"@{name}", 0.0) for name in getattr(item, "fixturenames", ()) if name not in KEPT}
+    longest = max(seconds, key=lambda name: seconds[name], default="")
+    return f"{file}::@{longest}" if seconds.get(longest, 0.0) >= RARELY_S else ""
+
+
+def _those_of_the_day(rare: dict[str, list[pytest.Item]], day: int, durations: Durations) -> list[pytest.Item]:
+    """Of groups of tests by name, those of one day in ``DAYS``: the longest first, each gets the day that has least."""
+    seconds: dict[str, float] = {}
+    for name, tests in rare.items():
+        file, _, fixture = name.partition("::")
+        seconds[name] = durations[file].get(fixture, 0.0) + sum(_seconds(test, durations) for test in tests)
+    days: list[list[str]] = [[] for _ in range(DAYS)]
+    for name in sorted(rare, key=lambda name: (-seconds[name], name)):
+        min(days, key=lambda names: sum(seconds[each] for each in names)).append(name)
+    return [test for name in days[day % DAYS] for test in rare[name]]
 
 
 def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:

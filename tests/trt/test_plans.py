@@ -13,6 +13,7 @@ from kvforge.costs.weights import weight_bytes
 from tests.support.tensorrt.claims import POLICIES, Claim, claim_with, claimed_values, claims, is_claimed, values
 from tests.support.tensorrt.rtx import built_by_rtx
 
+pytestmark = pytest.mark.timeout(1800)  # nothing kept, on a slow machine: 22 claims take 350 core-seconds
 CLAIMS = claims()
 SHADOWKV = POLICIES["shadowkv"]
 PORTABLE = ["8.0", "8.6", "8.9", "12.0"]

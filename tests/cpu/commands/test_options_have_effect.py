@@ -249,9 +249,10 @@ def test_options_of_a_build_are_of_another_engine(
     prompt = ["--prompt", "x"] if command == "generate" else []
 
     def build(name: Path, options: Any, **more: Any) -> Any:
-        asked.append((str(name), options, more.get("revision")))
+        asked.append((str(name), options, str(more["on_hub"])))
         raise Stop
 
+    monkeypatch.setattr("kvforge.commands.engine_argument.find_checkpoint", lambda *_, **__: Path("SNAPSHOT"))
     monkeypatch.setattr("kvforge.engine_cache.build.cached_engine", build)
     found = []
     for value in (one, other):

@@ -56,6 +56,22 @@ def test_of_several_questions_the_new_ones_are_asked_together(shelf: Path) -> No
     assert kept_answers.kept_answers("tests.support.program", ["a"], ask) == ["A"] and asked[-1] == ["a"]
 
 
+def test_what_was_answered_before_a_failure_is_kept(shelf: Path) -> None:
+    asked: list[int] = []
+
+    def ask(questions: Sequence[int]) -> list[int]:
+        asked.extend(questions)
+        if len(asked) == kept_answers.AT_ONCE + 2:
+            raise RuntimeError("stopped")
+        return list(questions)
+
+    numbers = list(range(kept_answers.AT_ONCE + 2))
+    with pytest.raises(RuntimeError, match="stopped"):
+        kept_answers.kept_answers("tests.support.program", numbers, ask)
+    assert kept_answers.kept_answers("tests.support.program", numbers, ask) == numbers
+    assert asked == numbers + numbers[-2:]
+
+
 def test_what_fails_is_not_kept(shelf: Path) -> None:
     def fail() -> None:
         raise AssertionError("no answer")

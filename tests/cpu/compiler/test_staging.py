@@ -11,7 +11,7 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.common.staging import check_free, staging_directory
-from kvforge.compiler.engine_dir import check_output
+from kvforge.manifest.engine_dir import check_output
 
 
 def write_engine(output: Path, content: str, replace: bool = False) -> None:

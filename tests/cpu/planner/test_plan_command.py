@@ -16,10 +16,10 @@ from kvforge.planning import load
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
 from kvforge.runtime.sessions.pools import allocate_pools
-from model_defs import load_config
+from model_defs import ModelError, load_config
 from perf.gpu.models import Limits, Variant, manifest_of, model_config, resolved_options
 from perf.harness.random_checkpoint import LLAMA_8B
-from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import SMALL, make_checkpoint
 from tests.support.models.draft_heads import add_mtp, make_head
 from tests.support.models.foreign_weights import quantize_checkpoint
 from tests.support.sessions.eager import eager_session
@@ -213,6 +213,38 @@ def test_a_model_with_a_cut_is_shown_as_it_is():
     subject = load_subject(str(ASSETS / "tiny-swiftkv"))
     assert (subject.cuts, subject.group_sizes) == ((4,), (1, 2))
     assert load_subject(str(ASSETS / "tiny-teacher")).cuts == (4,)
+
+
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+"""Of the layers of a small Gemma: two that follow each other cannot share a cache."""
+
+
+@pytest.mark.parametrize(
+    ("family", "shared", "cuts"),
+    [("gemma4_text", 0, []), ("gemma4_text", 2, ["cut 2 of 4"]), ("gemma3_text", 0, ["cut 2 of 4"]),
+     ("llama", 0, ["cut 2 of 4", "cut 2 of 4, 2-way", "cut 2 of 4, 4-way"])],
+)  # fmt: skip
+def test_the_cuts_of_a_plan_are_those_that_a_build_takes(capsys, tmp_path, family, shared, cuts):
+    hf = {**SMALL, "model_type": family, "num_kv_shared_layers": shared, "layer_types": KINDS}
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    rows = plan(capsys, "--model", tmp_path / "config.json")["variants"]
+    assert [row["name"] for row in rows] == ["no cut", *cuts, "all layers merged"]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("gemma4_text", {}), ("gemma4_text", {"cut_kind": "blind", "num_anchor_tokens": 4}),
+     ("gemma3_text", {"key_value_group_size": 2})],
+)  # fmt: skip
+def test_a_plan_refuses_a_cut_with_the_words_of_a_build(capsys, tmp_path, family, fields):
+    hf = {**SMALL, "model_type": family, "layer_types": KINDS}
+    with pytest.raises(ModelError) as refused:
+        load_config({**hf, "num_key_value_layers": 2, **fields})
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    asked = ["--cut", "2", "--group-size", str(fields.get("key_value_group_size", 1))]
+    asked += ["--cut-kind", fields["cut_kind"]] if "cut_kind" in fields else []
+    assert main(["plan", "--model", str(tmp_path / "config.json"), *asked]) == 1
+    assert str(refused.value) in capsys.readouterr().err
 
 
 def test_an_engine_is_planned_with_its_own_formats(capsys, tmp_path):

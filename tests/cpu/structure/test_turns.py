@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.layers import DAILY_S, DAYS, cases_of_the_week, durations_of
+from tests.support.layers import DAILY_S, DAYS, RARELY_S, cases_of_the_week, durations_of
 from tests.support.models import shelf
 from tests.support.random_cases import cases_of_day, in_turn
 
@@ -28,22 +28,28 @@ def test_half_of_the_random_cases_are_those_of_each_day() -> None:
 
 def test_a_week_has_every_case() -> None:
     seconds = {"long": (30, 1.0), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0), "full": (9, 9.0)}
+    seconds |= {"rare": (14, RARELY_S), "served": (3, 2.0), "kept": (4, 0.0)}
 
-    def marker_of(name: str, index: int) -> Callable[[str], bool | None]:
-        return lambda marker: (marker == "skip" and name == "full" and index != 4) or None
+    def item_of(name: str, index: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            nodeid=f"test_a.py::test_{name}[{index}]",
+            get_closest_marker=lambda marker: (marker == "skip" and name == "full" and index != 4) or None,
+            fixturenames={"served": ["tmp_path", "server", "quick"], "kept": ["built"]}.get(name, []),
+        )
 
-    items = [
-        SimpleNamespace(nodeid=f"test_a.py::test_{name}[{index}]", get_closest_marker=marker_of(name, index))
-        for name, (count, _) in seconds.items()
-        for index in range(count)
-    ]
+    items = [item_of(name, index) for name, (count, _) in seconds.items() for index in range(count)]
     durations = {"test_a.py": {f"test_{name}": each for name, (_, each) in seconds.items()}}
+    durations["test_a.py"] |= {"@server": RARELY_S, "@quick": 1.0, "@built": 99.0}
     days = [cases_of_the_week(items, day, durations) for day in range(20_700, 20_700 + DAYS)]  # type: ignore[arg-type]
     run = {item.nodeid for item in items if not item.get_closest_marker("skip")}
     assert {item.nodeid for day in days for item in day} == run and "test_a.py::test_full[4]" in run
-    for day in days:
-        count = {name: sum(f"test_{name}[" in item.nodeid for item in day) for name in seconds}
-        assert count == {"long": 5, "half": 4, "short": 50, "one": 1, "full": 1}
+    counts = [{name: sum(f"test_{name}[" in item.nodeid for item in day) for name in seconds} for day in days]
+    for each in counts:
+        assert (each["long"], each["half"], each["short"], each["kept"]) == (5, 4, 50, 4)
+    for name in ("one", "full", "served"):
+        assert sorted(each[name] for each in counts)[:-1] == [0] * (DAYS - 1), "one day has them all"
+    assert [each["rare"] for each in counts if each["one"]] == [0], "the longest has a day of its own"
+    assert sorted(each["rare"] for each in counts) == [0, 1, 1, 3, 3, 3, 3]
 
 
 def test_seconds_are_of_a_case_and_of_shared_fixtures() -> None:

@@ -15,6 +15,8 @@ from tests.support.import_graph import imported_modules, module_name
 from tests.support.models.shelf import BUILT_FROM, ROOT, shared_folder
 
 ANSWER = "answer.json"
+AT_ONCE = 4
+"""Questions in a call of a program: it starts in 3 s, and a question may take 20."""
 PRODUCT = ("kvforge", "model_defs", "plugins")
 
 
@@ -40,14 +42,16 @@ def kept_answers(
     ask: Callable[[Sequence[Any]], Sequence[Any]],
     distributions: Sequence[str] = (),
 ) -> list[Any]:
-    """Return an answer to each of ``questions``: those that are not kept are asked in one call, and kept one by one."""
+    """Return an answer to each of ``questions``. Those that are not kept are asked ``AT_ONCE`` in a call, and what was
+    answered before a call fails is kept."""
     decides = _decides(program, distributions)
     folders = [_folder(decides, program, question) for question in questions]
     missing = [index for index, folder in enumerate(folders) if not folder.is_dir()]
-    given = ask([questions[index] for index in missing]) if missing else []
-    for index, answer in zip(missing, given, strict=True):
-        text = json.dumps(answer)
-        _keep(folders[index], lambda new, text=text: (new / ANSWER).write_text(text, encoding="utf-8"))
+    for start in range(0, len(missing), AT_ONCE):
+        some = missing[start : start + AT_ONCE]
+        for index, answer in zip(some, ask([questions[index] for index in some]), strict=True):
+            text = json.dumps(answer)
+            _keep(folders[index], lambda new, text=text: (new / ANSWER).write_text(text, encoding="utf-8"))
     return [json.loads((folder / ANSWER).read_text(encoding="utf-8")) for folder in folders]
 
 

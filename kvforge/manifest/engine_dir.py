@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvforge.common.errors import BuildError
-from kvforge.manifest import MANIFEST_FILE
+from kvforge.manifest.files import MANIFEST_FILE
 
 
 def check_output(output: Path, overwrite: bool) -> None:
