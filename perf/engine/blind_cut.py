@@ -64,8 +64,13 @@ def load(name: str, batch: int, args: argparse.Namespace) -> LLMEngine:
     at = folder / f"{limits['max_num_seqs']}-{length}"
     engine_dir = cached_engine(at, lambda: cached_checkpoint(folder / "checkpoint", hf), options)
     below, above = (batch * -(-count // options.page_size) for count in kept(load_config(hf), args))
-    pages = {"num_pages": below, "num_upper_pages": above if load_config(hf).is_blind else None}
-    return LLMEngine(engine_dir, enable_prefix_cache=args.same_prompt, max_num_seqs=batch, **pages)
+    return LLMEngine(
+        engine_dir,
+        enable_prefix_cache=args.same_prompt,
+        max_num_seqs=batch,
+        num_pages=below,
+        num_upper_pages=above if load_config(hf).is_blind else None,
+    )
 
 
 def separate(engine: LLMEngine) -> None:
