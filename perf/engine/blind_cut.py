@@ -8,7 +8,7 @@ in a step in the middle of the output. ``8B/8`` is an eighth of Llama-3.1-8B's s
 of its 32 layers and of its vocabulary an eighth, with int8 weights.
 
 With ``--same-prompt`` all requests of a batch have one prompt, computed once, of which each gets a copy in pages of its
-own before decode steps: these read as many bytes as with different prompts, from as many places.
+own before decode steps: these read as many bytes as with different prompts, from as many places but for the anchors'.
 """
 
 import argparse
@@ -64,18 +64,23 @@ def load(name: str, batch: int, args: argparse.Namespace) -> LLMEngine:
     at = folder / f"{limits['max_num_seqs']}-{length}"
     engine_dir = cached_engine(at, lambda: cached_checkpoint(folder / "checkpoint", hf), options)
     below, above = (batch * -(-count // options.page_size) for count in kept(load_config(hf), args))
-    pages = {"num_pages": below, "num_upper_pages": above if load_config(hf).is_blind else None}
-    return LLMEngine(engine_dir, enable_prefix_cache=args.same_prompt, max_num_seqs=batch, **pages)
+    return LLMEngine(
+        engine_dir,
+        enable_prefix_cache=args.same_prompt,
+        max_num_seqs=batch,
+        num_pages=below,
+        num_upper_pages=above if load_config(hf).is_blind else None,
+    )
 
 
 def separate(engine: LLMEngine) -> None:
-    """Give each running request a copy of every page that it shares. Pages of anchors above the cut stay shared."""
+    """Give each running request a copy of every page that it shares. Anchors stay shared."""
     scheduler, model = engine.scheduler, engine.manifest.model
     above = model.owners_above if model.is_blind else ()
     below = [pool for owner, pool in zip(model.owners, engine.runner.pools, strict=True) if owner not in above]
     for sequence in scheduler.running:
         for index, shared in enumerate(sequence.pages):
-            if scheduler.pool.ref_counts[shared] == 1:
+            if scheduler.pool.ref_counts[shared] == 1 or shared in scheduler.upper_pages.above:
                 continue
             own = scheduler.pool.allocate()
             assert own is not None, "the pool has the pages of all requests"

@@ -61,7 +61,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     clock = CLOCKS[args.clock]
     for length in args.input_tokens:
         engines = {units: load(args, units, length) for units in (None, *args.units)}
-        rng, prompt_s, next_s = np.random.default_rng(0), list[dict](), list[dict]()
+        rng, prompt_s, next_s = (
+            np.random.default_rng(0),
+            list[dict[int | None, float]](),
+            list[dict[int | None, float]](),
+        )
         for index in range(args.rounds + 1):
             prompt = rng.integers(3, LLAMA_213M["vocab_size"], (1, length)).tolist()
             running = {units: Batch(engine, prompt, 2) for units, engine in engines.items()}

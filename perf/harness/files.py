@@ -22,12 +22,12 @@ def check_place(stem: Path) -> None:
 
 
 def write_json(path: Path, report: Any) -> None:
-    """Write ``report`` a line a value, as all results are.
+    """Write ``report`` a line a value, as all results are, with no space behind a name: there are many.
 
     Raises:
         KvforgeError: it cannot be written there.
     """
-    _write(path, json.dumps(report, indent=0) + "\n")
+    _write(path, json.dumps(report, indent=0, separators=(",", ":")) + "\n")
 
 
 def write_report(stem: Path, report: Any, markdown: str | None = None) -> None:

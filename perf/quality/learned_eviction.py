@@ -68,26 +68,26 @@ class Asking:
         ``pages`` of these, their KiB, and the divergence from full attention."""
         examples, length = self.questions.examples, self.questions.length
         generator = EngineGenerator(engine, length, show_progress=False)
-        left = tokens_left(generator.llm.engine)
+        running = generator.llm.engine
+        assert isinstance(running, LLMEngine)
+        left = tokens_left(running)
         answered = {task: generator.answer([one.prompt for one in wanted]) for task, wanted in examples.items()}
         answers = [answer for found in answered.values() for answer in found]
         texts = {task: [answer.text for answer in found] for task, found in answered.items()}
         manifest, kept = load_manifest(engine), [left.get(tuple(one.prompt), len(one.prompt)) for one in answers]
         pages = float(np.mean([-(-count // manifest.page_size) for count in kept]))
         self.answers = self.answers or answers
-        logs = dict(self._logs(generator))
+        logs = dict(self._logs(running))
         self.logs = self.logs or logs
         kl = float(np.mean([np.sum(np.exp(one) * (one - logs[place])) for place, one in self.logs.items()]))
         found = {"kept": sum(kept) / sum(len(one.prompt) for one in answers), "pages": pages, "kl": kl}
         found["kib"] = pages * manifest.page_size * manifest.kv_bytes_per_token / 1024
         return {"texts": texts, "correct": correct_of(examples, texts)} | found
 
-    def _logs(self, generator: EngineGenerator) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
+    def _logs(self, engine: LLMEngine) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
         """Yield the logarithms of the probabilities of each token of the answers but the first."""
         texts = [answer.prompt + answer.token_ids for answer in self.answers]
         starts = [len(answer.prompt) for answer in self.answers]
-        engine = generator.llm.engine
-        assert isinstance(engine, LLMEngine)
         for index, place, logits in forced_logits(engine, texts, starts):
             if place > starts[index]:
                 shifted = logits.astype(np.float64) - logits.max()

@@ -9,8 +9,6 @@ import pytest
 from perf.quality import learned_eviction
 from tests.support.sessions.by_folder import without_builds
 
-PAGE = 16
-
 
 def test_others_keep_the_pages_that_kvzap_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a budget every prompt keeps as much, by a threshold each has a length of its own."""
@@ -24,9 +22,10 @@ def test_others_keep_the_pages_that_kvzap_keeps(tmp_path: Path, monkeypatch: pyt
     assert (full["kept"], full["kl"]) == (1, 0)
     assert [row["rule"] for row in rows] == ["kvzap", *learned_eviction.OTHERS] * 2
     assert rows[4]["budget"] == learned_eviction.LARGEST
-    page_kib = next(iter(sessions.values())).manifest.kv_bytes_per_token * PAGE / 1024
+    manifest = next(iter(sessions.values())).manifest
+    page_kib = manifest.page_bytes / 1024
     for kvzap, *others in (rows[:4], rows[4:]):
         pages = ceil(kvzap["kib"] / page_kib)
         assert 0 < kvzap["kept"] < 1 and kvzap["kl"] > 0
-        assert {(row["budget"], row["kib"]) for row in others} == {(pages * PAGE, pages * page_kib)}
-    assert rows[0]["kib"] == 5 * page_kib  # four pages of the budget, and the end of the prompt
+        assert {(row["budget"], row["kib"]) for row in others} == {(pages * manifest.page_size, pages * page_kib)}
+    assert rows[0]["kib"] == 3 * page_kib  # two pages of the budget, and the end of the prompt
