@@ -1,6 +1,5 @@
 """Which cases a day's run has: each function one at least, and within a week all."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
