@@ -24,8 +24,8 @@ def with_cut(
         raise KvforgeError(
             f"--cut {cut} is not of {name}, whose layers share caches already; give {own_cut}, or {layers} for no cut."
         )
-    if model.layer_owners:
-        return dataclasses.replace(model, cut=cut)
+    if model.layer_owners and group_size > 1:
+        raise KvforgeError(f"--group-size {group_size} is not for {name}, whose layers share caches already; give 1.")
     if group_size < 1:
         raise KvforgeError(f"--group-size is {group_size}; give the number of layers that share a cache, at least 1.")
     anchors = 0 if cut == layers else model.num_anchors if num_anchors is None else num_anchors

@@ -140,8 +140,12 @@ def list_variants(
     whose layers keep a state no merged one. ``anchors`` are the kinds of each cut as ``with_cut`` takes them.
 
     Unless ``all_pairs``, the larger groups are shown at the first cut only, and there where layers can share caches so.
-    Raises KvforgeError for an impossible cut.
+    Raises KvforgeError for an impossible cut, or for what cuts may have where there are none.
     """
+    if not cuts and (all_pairs or any(kind is not None for kind in anchors)):
+        raise KvforgeError(
+            f"{model_name} is planned without cuts, and --group-size and --cut-kind are for these; leave them out."
+        )
     first, found = cuts[:1], [("no cut", without_cut(model), 1)]
     for cut in dict.fromkeys(cuts):
         for size, kind in itertools.product(dict.fromkeys(group_sizes), dict.fromkeys(anchors)):

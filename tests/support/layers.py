@@ -35,7 +35,7 @@ Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
 """The fixture of compiled engines, which ``--quick`` does without."""
 KEPT = {"built", "said", "offline", "graphs", "pieces"}
-"""Fixtures of ``kept_answers``: they take long where what decides them has changed, and then their tests must run."""
+"""Fixtures of ``kept_answers``: they take long only where what decides them changed, and then their tests must run."""
 
 LAYERS = {
     "tests/cpu/plugins": "kernel",

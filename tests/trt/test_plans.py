@@ -26,7 +26,7 @@ def case_id(claim: Claim) -> str:
 
 @pytest.fixture(scope="module")
 def built(request: pytest.FixtureRequest) -> dict[Claim, dict[str, Any]]:
-    """What was built of each claim that is tested in this run, all in one process."""
+    """What was built of each claim that is tested in this run, some of them at a time."""
     cases = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     tested = [case.params["claim"] for case in cases if case is not None and "claim" in case.params]
     answers = built_by_rtx("plans", [dataclasses.asdict(claim) for claim in tested])

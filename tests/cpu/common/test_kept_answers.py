@@ -72,6 +72,12 @@ def test_what_was_answered_before_a_failure_is_kept(shelf: Path) -> None:
     assert asked == numbers + numbers[-2:]
 
 
+def test_of_a_wrong_number_of_answers_none_is_kept(shelf: Path) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        kept_answers.kept_answers("tests.support.program", ["a", "b"], lambda questions: questions[1:])
+    assert kept_answers.kept_answers("tests.support.program", ["a", "b"], list) == ["a", "b"]
+
+
 def test_what_fails_is_not_kept(shelf: Path) -> None:
     def fail() -> None:
         raise AssertionError("no answer")

@@ -247,6 +247,19 @@ def test_a_plan_refuses_a_cut_with_the_words_of_a_build(capsys, tmp_path, family
     assert str(refused.value) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("shared", "asked", "sentence"),
+    [(2, ["--group-size", "2"], "--group-size 2 is not for"), (2, ["--group-size", "0"], "--group-size is 0;"),
+     (2, ["--cut-kind", "blind"], "its layers share caches by a table"),
+     (0, ["--group-size", "2"], "is planned without cuts"), (0, ["--cut-kind", "blind"], "is planned without cuts")],
+)  # fmt: skip
+def test_options_of_cuts_are_refused_where_they_say_nothing(capsys, tmp_path, shared, asked, sentence):
+    hf = {**SMALL, "model_type": "gemma4_text", "num_kv_shared_layers": shared, "layer_types": KINDS}
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    assert main(["plan", "--model", str(tmp_path / "config.json"), *asked]) == 1
+    assert sentence in capsys.readouterr().err
+
+
 def test_an_engine_is_planned_with_its_own_formats(capsys, tmp_path):
     """The row of its own cut and groups costs what ``kvforge inspect`` says of it."""
     config = load_config(json.loads((ASSETS / "tiny-swiftkv" / "config.json").read_text()))

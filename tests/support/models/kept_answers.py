@@ -49,7 +49,8 @@ def kept_answers(
     missing = [index for index, folder in enumerate(folders) if not folder.is_dir()]
     for start in range(0, len(missing), AT_ONCE):
         some = missing[start : start + AT_ONCE]
-        for index, answer in zip(some, ask([questions[index] for index in some]), strict=True):
+        pairs = list(zip(some, ask([questions[index] for index in some]), strict=True))  # nothing of a wrong number
+        for index, answer in pairs:
             text = json.dumps(answer)
             _keep(folders[index], lambda new, text=text: (new / ANSWER).write_text(text, encoding="utf-8"))
     return [json.loads((folder / ANSWER).read_text(encoding="utf-8")) for folder in folders]
