@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import read
-from tests.support.random_cases import in_turn
+from tests.support.random_cases import WEEK, in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
@@ -25,7 +25,7 @@ NOTED_S = 1.0
 """Cases that take so long together have their seconds in the file, however short each is."""
 CASES = 6
 """So many cases of a test function belong to ``--quick``, others on each day."""
-DAYS = 7
+DAYS = WEEK
 """Within so many days ``--weekly`` runs each case."""
 DAILY_S = 1.0
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 DAY_S = 24 * 3600
+WEEK = 7
+"""Days after which a test that has one of them runs again."""
 Seeds = Callable[[int, int], list[int]]
 
 
@@ -50,8 +52,15 @@ def cases_of_day(day: int, count: int, total: int) -> Iterator[int]:
     is met; of the others some in turn, or none on a day before the first."""
     same = (count + 1) // 2 if count < total else total
     yield from range(same)
-    if day >= 0:
-        yield from (same + index for index in in_turn(day, count - same, total - same))
+    if day >= 0 and count > same:
+        new, others = count - same, total - same
+        yield from (same + index for index in in_turn(_turn(day, -(-others // new)), new, others))
+
+
+def _turn(day: int, turns: int) -> int:
+    """Which of the turns is a day's: all come on days that follow each other, and on one weekday of all weeks too."""
+    week, weekday = divmod(day, WEEK)
+    return (week + weekday * -(-turns // WEEK)) % turns
 
 
 @pytest.fixture(scope="session")

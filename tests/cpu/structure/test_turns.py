@@ -25,6 +25,14 @@ def test_half_of_the_random_cases_are_those_of_each_day() -> None:
     assert list(cases_of_day(-1, 30, 30)) == list(range(30)), "all are those of each day"
 
 
+@pytest.mark.parametrize("count, total", [(8, 200), (16, 400), (32, 1000), (7, 30), (3, 5), (2, 3)])
+@pytest.mark.parametrize("step", [1, DAYS])
+def test_every_random_case_comes_each_day_or_each_week(step: int, count: int, total: int) -> None:
+    turns = 2 * total // (count // 2) + DAYS
+    days = [set(cases_of_day(day, count, total)) for day in range(20_003, 20_003 + turns * step, step)]
+    assert set().union(*days) == set(range(total)) and {len(each) for each in days} == {count}
+
+
 def test_a_week_has_every_case() -> None:
     seconds = {"long": (30, 1.0), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0), "full": (9, 9.0)}
     seconds |= {"rare": (14, RARELY_S), "served": (3, 2.0), "kept": (4, 0.0)}
