@@ -32,7 +32,8 @@ def with_cut(
     early_exit = model.early_exit and cut < layers and not anchors
     try:
         made = dataclasses.replace(model, cut=cut, group_size=group_size, early_exit=early_exit, num_anchors=anchors)
-        made.check_shared_caches()
+        if not model.layer_owners:
+            made.check_shared_caches()
     except ModelError as error:
         raise KvforgeError(f"{name}: {error}") from None
     return made

@@ -250,7 +250,7 @@ def test_a_plan_refuses_a_cut_with_the_words_of_a_build(capsys, tmp_path, family
 @pytest.mark.parametrize(
     ("shared", "asked", "sentence"),
     [(2, ["--group-size", "2"], "--group-size 2 is not for"), (2, ["--group-size", "0"], "--group-size is 0;"),
-     (2, ["--cut-kind", "blind"], "its layers share caches by a table"),
+     (2, ["--cut-kind", "blind"], "have no SwiftKV form"),
      (0, ["--group-size", "2"], "is planned without cuts"), (0, ["--cut-kind", "blind"], "is planned without cuts")],
 )  # fmt: skip
 def test_options_of_cuts_are_refused_where_they_say_nothing(capsys, tmp_path, shared, asked, sentence):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from perf.engine import versions
+from perf.harness import options
 from tests.support.models.engines import EngineSpec
 from tests.support.models.shelf import EngineShelf
 
@@ -36,6 +37,7 @@ def test_both_sides_run_every_turn(
 
 
 def test_a_checkout_without_the_program_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(options, "target_of", lambda folder: "cpu")  # the engine is not looked at
     monkeypatch.setattr("sys.argv", ["versions", str(tmp_path), "--against", str(tmp_path / "none")])
     assert versions.EXPERIMENT.run() == 1
     assert "before cannot be started" in capsys.readouterr().err
