@@ -1,6 +1,7 @@
 """Compiling an exported graph to a package with AOTInductor, weights left outside."""
 
 import contextlib
+import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ _INDUCTOR = threading.Lock()
 
 SHARED_RUNTIMES = (b"\0libstdc++.so", b"\0libc++.so")
 """Names that a library has among those it needs, if it shares its process's C++ runtime."""
+
+
+def compiler_version() -> str:
+    """Return what the C++ compiler that Inductor calls says of itself."""
+    command = [get_cpp_compiler(), "--version"]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
 
 
 def compile_package(program: ExportedProgram, path: Path) -> None:

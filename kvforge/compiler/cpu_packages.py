@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime, plain_stacks
+from kvforge.compiler.package_interface import Interfaces, halves
 
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
 
@@ -47,13 +48,15 @@ class _Package:
     """One graph on its way to a package. Inductor's calls of the C++ compiler are taken over: objects are made beside
     the caller's next work, and the library when they are there, in a folder of the graph's own."""
 
-    def __init__(self, path: Path, folder: Path) -> None:
+    def __init__(self, path: Path, folder: Path, interfaces: Interfaces) -> None:
         self._path = path
+        self._interfaces = interfaces
         self._folder = folder / path.stem
         self._folder.mkdir()
         self._own: dict[str, str] = {}  # Inductor's paths of objects and of the library to the ones in the folder
         self._running: list[tuple[subprocess.Popen, Path]] = []  # and the file of what it says
         self._link: list[str] = []
+        self._interface: Path | None = None
         self._files: list[str] = []
 
     def generate(self, program: ExportedProgram) -> None:
@@ -66,7 +69,8 @@ class _Package:
             self._own[target] = str(self._folder / Path(target).name)
             if target.endswith((".wrapper.o", ".kernel.o")):
                 Path(target).touch()  # to be removed by Inductor
-                self._own |= {word: self._unchecked(Path(word)) for word in command if word.endswith(".wrapper.cpp")}
+                for source in [word for word in command if word.endswith(".wrapper.cpp")]:
+                    self._divide(source, target, command)
                 self._start(command)
             elif target.endswith(".wrapper.so"):
                 self._link = command
@@ -90,7 +94,7 @@ class _Package:
     def finish(self) -> None:
         """Wait for the objects, link them and write the package."""
         self._wait()
-        self._start(self._link)
+        self._start(self._link if self._interface is None else [*self._link, str(self._interface)])
         self._wait()
         try:
             package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
@@ -111,11 +115,17 @@ class _Package:
         if result.returncode != 0:
             raise self._error(_first_error(result.stdout))
 
-    def _unchecked(self, source: Path) -> str:
-        """Write a copy of Inductor's C++ without its checks; returns its path."""
-        copy = self._folder / source.name
-        copy.write_text(without_checks(source.read_text(encoding="utf-8")), encoding="utf-8")
-        return str(copy)
+    def _divide(self, source: str, target: str, command: list[str]) -> None:
+        """Put in the place of Inductor's C++ what the graph has of its own, without checks, and see to the rest."""
+        text = without_checks(Path(source).read_text(encoding="utf-8"))
+        if (parts := halves(text)) is not None:
+            interface, text = parts
+            self._interface, missing = self._interfaces.object_of(interface, command, source, target)
+            if missing is not None:
+                self._start(missing)
+        own = self._folder / Path(source).name
+        own.write_text(text, encoding="utf-8")
+        self._own[source] = str(own)
 
     def _start(self, command: list[str]) -> None:
         own = [self._own.get(word, word) for word in command]
@@ -150,12 +160,14 @@ def package_writer() -> Iterator[Callable[[ExportedProgram, Path], None]]:
     """
     with tempfile.TemporaryDirectory(prefix="kvforge-") as folder, contextlib.ExitStack() as running:
         packages: list[_Package] = []
+        interfaces = Interfaces(Path(folder))
 
         def write(program: ExportedProgram, path: Path) -> None:
-            packages.append(_Package(path, Path(folder)))
+            packages.append(_Package(path, Path(folder), interfaces))
             running.callback(packages[-1].stop)
             packages[-1].generate(program)
 
         yield write
         for package in packages:
             package.finish()
+        interfaces.keep()

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.cpp_builder import get_cpp_compiler
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from kvforge.common.hardware import cpu_isa
-from kvforge.compiler import aot_inductor, cpu_packages
+from kvforge.common.kept_file import write_kept
+from kvforge.compiler import aot_inductor, cpu_packages, package_interface
 from kvforge.manifest import sha256_of
 from kvforge.version import __version__
 from plugins.build import cache_dir
@@ -91,13 +90,12 @@ def package_key(program: ExportedProgram) -> str:
 
 
 def _machine() -> tuple[Any, ...]:
-    sources = tuple(sha256_of(Path(str(module.__file__))) for module in (aot_inductor, cpu_packages))
+    sources = tuple(sha256_of(Path(str(module.__file__))) for module in (aot_inductor, cpu_packages, package_interface))
     config = torch._inductor.config.save_config_portable()
     settings = sorted((name, repr(value)) for name, value in config.items() if name != _WRITTEN_BY_INDUCTOR)
     read = [name for name in sorted(os.environ) if name.startswith(_READ_BY_COMPILERS) and name != _CACHE_DIR]
     chosen = [(name, os.environ[name]) for name in read]
-    said = subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, check=False).stdout
-    versions = (__version__, torch.__version__, sources, said)
+    versions = (__version__, torch.__version__, sources, aot_inductor.compiler_version())
     return (*versions, settings, chosen, cpu_isa(), torch.get_num_threads())
 
 
@@ -155,16 +153,8 @@ def _take(key: str, path: Path) -> bool:
 
 def _keep(key: str, path: Path) -> None:
     kept = package_folder() / f"{key}.pt2"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    half = kept.with_suffix(f".{os.getpid()}")
-    try:
-        shutil.copyfile(path, half)
-        digest = sha256_of(half)
-        half.replace(kept)
-        half.write_text(digest, encoding="ascii")
-        half.replace(_digest_file(kept))
-    finally:
-        half.unlink(missing_ok=True)
+    write_kept(kept, path.read_bytes())
+    write_kept(_digest_file(kept), sha256_of(path).encode("ascii"))
     _forget()
 
 

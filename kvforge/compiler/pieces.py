@@ -1,8 +1,9 @@
 """Cutting an exported graph into pieces, of which those that are alike are compiled once.
 
 The layers of a model compute the same with other weights. A piece begins where a projection of another layer is first
-used: a graph is what comes before the first layer, a piece for each layer, and what follows the last. The norm before
-a layer's first projection is in the piece before it: there it is fused with the sum that it norms, as in one package.
+used: a graph is what comes before the first layer, a piece for each layer or each few, and what follows the last. The
+norm before a layer's first projection is in the piece before it: there it is fused with the sum that it norms, as in
+one package.
 Two pieces are alike when they have the same operations on tensors of the same shapes and dtypes; then one package
 serves both, with the weights of each.
 """
@@ -44,20 +45,34 @@ class CutGraph:
     calls: GraphCalls
 
 
-MIN_LAYER_BYTES = 16 << 20
-"""Of weights, so that a step's time in a layer is some hundred times that of a call."""
+@dataclass(frozen=True)
+class PieceRule:
+    """When a target cuts graphs. A piece has as many layers as have ``min_bytes`` of weights, so that a step's time in
+    it is some hundred times that of a call. A package takes as long to compile as ``package_nodes`` nodes in one."""
+
+    min_bytes: int
+    package_nodes: int
+
+    def cut(self, program: ExportedProgram) -> CutGraph | None:
+        """Return the pieces of a graph that take least to compile; None where that is the graph as it is."""
+        layers = _bytes_of_layers(program)
+        least = max(1, -(-self.min_bytes * len(layers) // max(1, sum(layers))))
+        cuts = [cut_into_pieces(program, size) for size in range(least, min(2 * least, len(layers) // 2) + 1)]
+        best = min((cut for cut in cuts if cut is not None), key=self._cost, default=None)
+        whole = _num_nodes(program) + self.package_nodes
+        return best if best is not None and self._cost(best) < whole else None
+
+    def _cost(self, cut: CutGraph) -> int:
+        return sum(_num_nodes(program) + self.package_nodes for program in cut.programs.values())
 
 
 def programs_of(
-    name: str, program: ExportedProgram, folder: Path, min_alike: int
+    name: str, program: ExportedProgram, folder: Path, rule: PieceRule
 ) -> Iterator[tuple[ExportedProgram, Path]]:
-    """Yield the programs of which the graph ``name`` is made, and where their packages belong below ``folder``.
-
-    That is the graph itself; or, where at least ``min_alike`` large pieces need no package of their own, the others,
-    with a file of how they are called. Two packages are added, before and behind the layers.
-    """
-    cut = cut_into_pieces(program) if _num_large_layers(program) > min_alike else None
-    if cut is None or len(cut.calls.calls) - len(cut.programs) < min_alike:
+    """Yield the programs of which the graph ``name`` is made, and where their packages belong below ``folder``: the
+    graph itself, or those of its pieces, with a file of how they are called."""
+    cut = rule.cut(program)
+    if cut is None:
         yield program, folder / package_file(name)
         return
     for piece, one in cut.programs.items():
@@ -65,16 +80,21 @@ def programs_of(
     save_calls(folder / calls_file(name), cut.calls)
 
 
-def _num_large_layers(program: ExportedProgram) -> int:
+def _bytes_of_layers(program: ExportedProgram) -> list[int]:
     layers: dict[str, int] = {}
     for name, tensor in program.state_dict.items():
         if match := _LAYER.match(name):
             layers[match[1]] = layers.get(match[1], 0) + tensor.nbytes
-    return sum(size >= MIN_LAYER_BYTES for size in layers.values())
+    return list(layers.values())
 
 
-def cut_into_pieces(program: ExportedProgram) -> CutGraph | None:
-    """Return the pieces of a graph; None where it cannot be cut, or has no layers that are alike.
+def _num_nodes(program: ExportedProgram) -> int:
+    return sum(node.op == "call_function" for node in program.graph.nodes)
+
+
+def cut_into_pieces(program: ExportedProgram, num_layers: int = 1) -> CutGraph | None:
+    """Return the pieces of a graph, of ``num_layers`` layers each; None where it cannot be cut, or has no pieces that
+    are alike.
 
     A graph cannot be cut where anything but tensors goes from one piece to another, or a tensor whose elements do not
     follow each other: a package takes its inputs to lie as those of its examples do.
@@ -82,7 +102,7 @@ def cut_into_pieces(program: ExportedProgram) -> CutGraph | None:
     weights = _weight_names(program)
     if weights is None:
         return None
-    pieces = _pieces(program.graph, weights)
+    pieces = _pieces(program.graph, weights, num_layers)
     if pieces is None:
         return None
     firsts: dict[str, tuple[str, _Piece]] = {}
@@ -102,8 +122,8 @@ def _weight_names(program: ExportedProgram) -> dict[str, str] | None:
     return {spec.arg.name: str(spec.target) for spec in specs}
 
 
-def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
-    pieces, current = [_Piece()], "begin"  # or a layer's number, or "end"
+def _pieces(graph: fx.Graph, weights: dict[str, str], num_layers: int) -> list[_Piece] | None:
+    pieces, current, begun = [_Piece()], "begin", 0  # or a layer's number, or "end"; how many layers have begun
     home: dict[fx.Node, int] = {}
     owners = {node: _owner(node, weights) for node in graph.nodes}
     of_layers = [node for node, owner in owners.items() if owner not in (None, "other")]
@@ -117,8 +137,10 @@ def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
         if owner == "other":  # what layers share begins nothing
             owner = "end" if last is not None and node > last else None
         if owner is not None and owner != current:
-            pieces.append(_Piece())
+            if owner == "end" or begun % num_layers == 0:
+                pieces.append(_Piece())
             current = owner
+            begun += 1
         home[node] = len(pieces) - 1
         pieces[-1].nodes.append(node)
     for node in graph.nodes:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.common.hardware import best_isa
+from kvforge.common.kept_file import write_kept
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.targets import isa_of
 from kvforge.manifest import SCHEMA_VERSION
@@ -63,8 +63,5 @@ def content_of(checkpoint: Checkpoint, folder: Path) -> str:
     begun = time.time_ns()
     content = checkpoint.sha256()
     if all(at.st_ctime_ns < begun - _SETTLED_NS for _, at in states):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        half = kept.with_suffix(f".{os.getpid()}")
-        half.write_text(content, encoding="ascii")
-        half.replace(kept)
+        write_kept(kept, content.encode("ascii"))
     return content

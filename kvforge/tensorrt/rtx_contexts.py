@@ -9,7 +9,7 @@ from pathlib import Path
 import tensorrt_rtx_bindings as trt
 import torch
 
-from kvforge.tensorrt.kept_file import write_kept
+from kvforge.common.kept_file import write_kept
 
 SUFFIX = ".kernels"
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import torch
 
 from kvforge.common.errors import BuildError, MissingToolError, first_line
 from kvforge.common.extras import how_to_install
+from kvforge.common.kept_file import write_kept
 from kvforge.tensorrt.flavour import Contexts
-from kvforge.tensorrt.kept_file import write_kept
 from plugins.build import cache_dir
 from plugins.errors import PluginError
 from plugins.triton_cache import check_capability

@@ -83,7 +83,7 @@ def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) 
     stage."""
     target = load_target(options.target)
     target.check_toolchain(options)
-    digest = digest_of(GRAPHS, repr((config, options, torch.__version__, target.isa(), target.MIN_ALIKE)))
+    digest = digest_of(GRAPHS, repr((config, options, torch.__version__, target.isa(), target.PIECES)))
     mark = folder / COMPLETE
     if mark.is_file() and mark.read_text() == digest:
         return

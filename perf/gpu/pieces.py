@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge.compiler import pieces
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.pieces import PieceRule
 from kvforge.compiler.targets import load_target
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
@@ -35,8 +35,7 @@ from perf.harness.command import run_main
 from perf.harness.machine import describe_machine
 from perf.harness.options import number, option
 
-FORMS = {"whole": 1 << 30, "pieces": 1}
-"""The fewest layers alike for which a graph is cut."""
+FORMS = {"whole": PieceRule(0, 1 << 30), "pieces": PieceRule(0, 0)}
 LIMITS = Limits(max_num_seqs=64, max_num_tokens=2048, max_seq_len=4096, page_size=64)
 STEPS = {"decode, 1 sequence": (1, 512, 1), "decode, 8 sequences": (1, 512, 8), "prompt of 128": (128, 128, 1)}
 TINY_STEPS = {"decode, 1 sequence": (1, 40, 1)}
@@ -50,14 +49,13 @@ def config_of(options: argparse.Namespace, layers: int) -> tuple[ModelConfig, Re
 
 
 @contextmanager
-def cutting(target: Any, min_alike: int) -> Iterator[None]:
-    """Within the block graphs are cut where so many layers, of any size, are alike."""
-    before = pieces.MIN_LAYER_BYTES, target.MIN_ALIKE
-    pieces.MIN_LAYER_BYTES, target.MIN_ALIKE = 0, min_alike
+def cutting(target: Any, rule: PieceRule) -> Iterator[None]:
+    """Within the block graphs are cut by ``rule``."""
+    before, target.PIECES = target.PIECES, rule
     try:
         yield
     finally:
-        pieces.MIN_LAYER_BYTES, target.MIN_ALIKE = before
+        target.PIECES = before
 
 
 def compile_form(form: str, options: argparse.Namespace) -> dict[str, float]:

@@ -10,14 +10,14 @@ from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.package_cache import package_writer
-from kvforge.compiler.pieces import programs_of
+from kvforge.compiler.pieces import PieceRule, programs_of
 from kvforge.compiler.toolchain import check_compiler, check_paths
 from kvforge.manifest import OPERATORS_FILE
 from model_defs import ModelConfig
 from plugins.build import build_library
 
-MIN_ALIKE = 24
-"""A package takes as long to compile as some ten layers more in one."""
+PIECES = PieceRule(min_bytes=64 << 20, package_nodes=100)
+"""Three layers of Llama's are 90 nodes; a call takes up to 25 microseconds beside those that read so much memory."""
 
 
 def check_toolchain(options: ResolvedOptions) -> None:
@@ -56,6 +56,6 @@ def write_graphs(
             progress(f"check {name}")
             verify(graph, config, options)
             progress(f"compile {name}")
-            for program, file in programs_of(name, graph.program, staging, MIN_ALIKE):
+            for program, file in programs_of(name, graph.program, staging, PIECES):
                 write_package(program, file)
         progress("link")

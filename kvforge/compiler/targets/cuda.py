@@ -12,14 +12,14 @@ from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.compiler.pieces import programs_of
+from kvforge.compiler.pieces import PieceRule, programs_of
 from kvforge.compiler.toolchain import check_compiler, check_paths
 from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
 from plugins.triton_cache import check_capability
 
-MIN_ALIKE = 4
-"""A layer takes some six seconds to compile on a GPU machine, and a package twelve."""
+PIECES = PieceRule(min_bytes=16 << 20, package_nodes=60)
+"""A layer, 30 nodes of Llama's, takes some six seconds to compile on a GPU machine, and a package twelve."""
 
 
 def check_toolchain(options: ResolvedOptions) -> None:
@@ -71,7 +71,7 @@ def write_graphs(
         progress(f"check {name}")
         verify(graph, config, options)
         progress(f"compile {name}")
-        for program, file in programs_of(name, graph.program, staging, MIN_ALIKE):
+        for program, file in programs_of(name, graph.program, staging, PIECES):
             compile_package(program, file)
         del graph
         torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler import package_cache
+from kvforge.compiler import aot_inductor, package_cache
 from kvforge.compiler.package_cache import keep_packages, package_folder, package_key
 
 
@@ -103,13 +103,13 @@ def test_graphs_that_differ_in_anything_have_names_of_their_own() -> None:
 def test_names_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     program = exported(Affine())
     keys = [package_key(program)]
-    for name, value in [
-        ("cpu_isa", lambda: ("x86_64", "other")),
-        ("__version__", "0"),
-        ("get_cpp_compiler", lambda: "ls"),
+    for module, name, value in [
+        (package_cache, "cpu_isa", lambda: ("x86_64", "other")),
+        (package_cache, "__version__", "0"),
+        (aot_inductor, "get_cpp_compiler", lambda: "ls"),
     ]:
         with monkeypatch.context() as changed:
-            changed.setattr(package_cache, name, value)
+            changed.setattr(module, name, value)
             keys.append(package_key(program))
     with torch._inductor.config.patch({"cpp.simdlen": 128}):
         keys.append(package_key(program))

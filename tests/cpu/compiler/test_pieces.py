@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 import plugins
 from kvforge.common.errors import EngineError
-from kvforge.compiler import BuildOptions, build_engine, pieces
+from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.export import EXPORTS, lower_example, upper_example
 from kvforge.compiler.options import ResolvedOptions, resolve
-from kvforge.compiler.pieces import CutGraph, cut_into_pieces, programs_of
+from kvforge.compiler.pieces import CutGraph, PieceRule, cut_into_pieces, programs_of
 from kvforge.compiler.targets import cpu as target
 from kvforge.manifest import calls_file, load_calls, load_manifest, package_file, piece_file
 from kvforge.runtime import LLMEngine
@@ -139,25 +139,27 @@ def with_values(graph: str, config: ModelConfig, options: ResolvedOptions) -> An
 def test_pieces_give_the_graphs_bits(name: str, graph: str) -> None:
     config, options = resolved(name)
     program = filled(EXPORTS[graph](config, options).program)
-    cut = cut_into_pieces(program)
+    cuts = [cut for cut in (cut_into_pieces(program, num_layers) for num_layers in (1, 2)) if cut is not None]
     expected_programs = MODELS[name][2].get(graph)
     if graph == "upper" and not config.has_cut:
-        assert cut is None
-        return
-    if cut is None:
-        assert expected_programs is None, "this graph can be cut"
+        assert not cuts
         return
     if expected_programs is not None:
-        assert len(cut.programs) == expected_programs
+        assert cuts, "this graph can be cut"
+        assert len(cuts[0].programs) == expected_programs
     with torch.inference_mode():
-        first = with_values(graph, config, options)
-        second = pytree.tree_map_only(Tensor, torch.clone, first)
-        expected, found = run_whole(program, first), run_pieces(cut, program, second)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)) and len(found) == len(expected)
-    assert all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        for a, b in zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True)
-    ), "the caches differ"
+        given = with_values(graph, config, options)
+        first = pytree.tree_map_only(Tensor, torch.clone, given)
+        expected = run_whole(program, first)
+        for cut in cuts:
+            second = pytree.tree_map_only(Tensor, torch.clone, given)
+            found = run_pieces(cut, program, second)
+            assert len(found) == len(expected)
+            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+            assert all(
+                torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+                for a, b in zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True)
+            ), "the caches differ"
 
 
 def test_values_are_dropped_after_their_last_use() -> None:
@@ -205,15 +207,37 @@ def test_graphs_are_not_cut_at_transposed_tensors() -> None:
     assert cut_into_pieces(export_layers(torch.t, lambda hidden: hidden)) is None
 
 
-def test_small_or_few_layers_stay_one_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, options = resolved("llama, bf16")
-    program = EXPORTS["lower"](config, options).program
+def lower_of(num_layers: int) -> ExportedProgram:
+    """A graph of layers alike, each of 22,656 bytes and 30 nodes, behind 7 nodes."""
+    config = load_config(BASE | MODELS["llama, bf16"][0] | {"num_hidden_layers": num_layers})
+    return EXPORTS["lower"](config, resolve(dataclasses.replace(BF16, max_seq_len=128), config, "F32")).program
+
+
+def test_small_or_few_layers_stay_one_package(tmp_path: Path) -> None:
+    program = lower_of(6)
     (tmp_path / "rank0").mkdir()
-    assert [file.name for _, file in programs_of("lower", program, tmp_path, 3)] == ["lower.pt2"]
-    monkeypatch.setattr(pieces, "MIN_LAYER_BYTES", 1)
-    assert [file.name for _, file in programs_of("lower", program, tmp_path, 7)] == ["lower.pt2"]
+    for whole in (PieceRule(4 * 22_656, 0), PieceRule(0, 7 + 6 * 30 - (7 + 30))):
+        assert [file.name for _, file in programs_of("lower", program, tmp_path, whole)] == ["lower.pt2"]
     assert not (tmp_path / calls_file("lower")).exists()
-    assert len(list(programs_of("lower", program, tmp_path, 3))) == 2 and (tmp_path / calls_file("lower")).is_file()
+    two = list(programs_of("lower", program, tmp_path, PieceRule(0, 7 + 6 * 30 - (7 + 30) - 1)))
+    assert len(two) == 2 and (tmp_path / calls_file("lower")).is_file()
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "least", "called"),
+    [
+        (6, 1, [0, 1, 1, 1, 1, 1, 1]),
+        (6, 2, [0, 2, 2, 2]),
+        (7, 2, [0, 2, 2, 2, 1]),  # of three pieces of two layers and one of one, that one costs least
+        (8, 3, [0, 4, 4]),  # of three layers there would be two, and two left
+        (3, 2, None),
+    ],
+)
+def test_a_piece_has_as_many_layers_as_weigh_enough(num_layers: int, least: int, called: list[int] | None) -> None:
+    cut = PieceRule(least * 22_656 - 1, 1).cut(lower_of(num_layers))
+    layers = cut and [sum(name.startswith("layers.") for name in call.weights.values()) for call in cut.calls.calls]
+    per_layer = layers and layers[1] // called[1]  # type: ignore[index]
+    assert layers == (called and [per_layer * number for number in called])
 
 
 SPEC = EngineSpec("llama", cut=4, group_size=2, model=(("num_hidden_layers", 8),))
@@ -222,8 +246,7 @@ SPEC = EngineSpec("llama", cut=4, group_size=2, model=(("num_hidden_layers", 8),
 @pytest.fixture
 def in_pieces(engines: EngineShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool) -> Path:
     """An engine whose graphs are in pieces; with --full compiled."""
-    monkeypatch.setattr(pieces, "MIN_LAYER_BYTES", 1)
-    monkeypatch.setattr(target, "MIN_ALIKE", 2)
+    monkeypatch.setattr(target, "PIECES", PieceRule(1, 1))
     checkpoint = engines.checkpoint(SPEC)
     if not full:
         leave_uncompiled(monkeypatch)

@@ -226,7 +226,7 @@ def test_graphs_of_other_sources_are_compiled_again(tmp_path: Path, monkeypatch:
     compiled = []
 
     class Target:
-        MIN_ALIKE = 4
+        PIECES = None
         check_toolchain = staticmethod(lambda options: None)
         isa = staticmethod(lambda: ("sm_90",))
 

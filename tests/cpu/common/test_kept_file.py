@@ -1,0 +1,22 @@
+"""Files that others see as they were or whole."""
+
+from pathlib import Path
+
+import pytest
+
+from kvforge.common.kept_file import write_kept
+
+
+def test_a_kept_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "folder" / "kernels"
+    write_kept(file, b"one")
+    write_kept(file, b"two")
+    assert file.read_bytes() == b"two"
+
+    def fail(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_kept(file, b"three")
+    assert file.read_bytes() == b"two" and [path.name for path in file.parent.iterdir()] == ["kernels"]
