@@ -9,7 +9,7 @@ serves both, with the weights of each.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,24 @@ class PieceRule:
         """Return the pieces of a graph that take least to compile; None where that is the graph as it is."""
         layers = _bytes_of_layers(program)
         least = max(1, -(-self.min_bytes * len(layers) // max(1, sum(layers))))
-        cuts = [cut_into_pieces(program, size) for size in range(least, min(2 * least, len(layers) // 2) + 1)]
-        best = min((cut for cut in cuts if cut is not None), key=self._cost, default=None)
-        whole = _num_nodes(program) + self.package_nodes
-        return best if best is not None and self._cost(best) < whole else None
+        found = [_divide(program, number) for number in range(least, min(2 * least, len(layers) // 2) + 1)]
+        best = min((one for one in found if one is not None), key=self._cost, default=None)
+        whole = self.package_nodes + sum(node.op == "call_function" for node in program.graph.nodes)
+        return _export_pieces(best, program) if best is not None and self._cost(best) < whole else None
 
-    def _cost(self, cut: CutGraph) -> int:
-        return sum(_num_nodes(program) + self.package_nodes for program in cut.programs.values())
+    def _cost(self, division: "_Division") -> int:
+        return sum(len(piece.nodes) + self.package_nodes for piece in division.packages.values())
+
+
+@dataclass(frozen=True)
+class _Division:
+    """A graph's pieces, the names of their packages, and the piece that each package is made of. ``weights``: names of
+    parameters and buffers by those of their nodes."""
+
+    pieces: list[_Piece]
+    names: list[str]
+    packages: dict[str, _Piece]
+    weights: dict[str, str]
 
 
 def programs_of(
@@ -88,10 +99,6 @@ def _bytes_of_layers(program: ExportedProgram) -> list[int]:
     return list(layers.values())
 
 
-def _num_nodes(program: ExportedProgram) -> int:
-    return sum(node.op == "call_function" for node in program.graph.nodes)
-
-
 def cut_into_pieces(program: ExportedProgram, num_layers: int = 1) -> CutGraph | None:
     """Return the pieces of a graph, of ``num_layers`` layers each; None where it cannot be cut, or has no pieces that
     are alike.
@@ -99,18 +106,23 @@ def cut_into_pieces(program: ExportedProgram, num_layers: int = 1) -> CutGraph |
     A graph cannot be cut where anything but tensors goes from one piece to another, or a tensor whose elements do not
     follow each other: a package takes its inputs to lie as those of its examples do.
     """
+    division = _divide(program, num_layers)
+    return None if division is None else _export_pieces(division, program)
+
+
+def _divide(program: ExportedProgram, num_layers: int) -> _Division | None:
     weights = _weight_names(program)
-    if weights is None:
-        return None
-    pieces = _pieces(program.graph, weights, num_layers)
-    if pieces is None:
+    pieces = None if weights is None else _pieces(program.graph, weights, num_layers)
+    if weights is None or pieces is None:
         return None
     firsts: dict[str, tuple[str, _Piece]] = {}
     names = [firsts.setdefault(_likeness(piece), (f"{number}", piece))[0] for number, piece in enumerate(pieces)]
-    if len(firsts) == len(pieces):
-        return None
-    programs = {name: _export(piece, program, weights) for name, piece in firsts.values()}
-    return CutGraph(programs, _calls(program, pieces, names, weights))
+    return None if len(firsts) == len(pieces) else _Division(pieces, names, dict(firsts.values()), weights)
+
+
+def _export_pieces(division: _Division, program: ExportedProgram) -> CutGraph:
+    programs = {name: _export(piece, program, division.weights) for name, piece in division.packages.items()}
+    return CutGraph(programs, _calls(program, division))
 
 
 def _weight_names(program: ExportedProgram) -> dict[str, str] | None:
@@ -236,13 +248,12 @@ def _example(value: Tensor) -> Tensor:
     return torch.zeros(sizes, dtype=value.dtype, device=value.device)
 
 
-def _calls(
-    program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[str], weights: dict[str, str]
-) -> GraphCalls:
+def _calls(program: ExportedProgram, division: _Division) -> GraphCalls:
+    weights = division.weights
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in weights]
     number = {node: index for index, node in enumerate(placeholders)}
     calls = []
-    for piece, name in zip(pieces, names, strict=True):
+    for piece, name in zip(division.pieces, division.names, strict=True):
         inputs = tuple(number[node] for node in piece.inputs)
         own = {f"w{index}": weights[node.name] for index, node in enumerate(piece.weights)}
         for node in piece.results:
