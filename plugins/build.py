@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,20 @@ REGISTER = "register.cpp"
 """The file of an operator that hands its kernel to the dispatcher. These files are compiled as one, because
 `torch/library.h` takes longer to compile than the rest of them."""
 
+_TENSOR_HEADER = "ATen/core/Tensor.h"
+"""What most of the files that know tensors take longest for."""
+_MANY = 5
+"""Files that take longer than the header before them and then themselves."""
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One object file: a source below one of the operators' roots and the flags only it gets."""
+    """One object file: a source below one of the operators' roots, the flags only it gets, and the instruction set that
+    it is for, none where all machines run it."""
 
     source: str
     flags: tuple[str, ...] = ()
+    isa: str | None = None
 
     @property
     def object_name(self) -> str:
@@ -82,7 +90,7 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
                 variants += [_variant(source, isa, *several.flags) for isa in several.isas if isa in isas]
             elif file.name != REGISTER:
                 plain.append(Unit(source))
-    return (Unit(REGISTER), *plain, *variants)  # longest first
+    return (Unit(REGISTER), *variants, *plain)  # the longest first, and those last that wait for the header of tensors
 
 
 def _registrations() -> str:
@@ -97,7 +105,7 @@ def path_of(source: str) -> Path:
 
 
 def _variant(source: str, isa: str, *flags: str) -> Unit:
-    return Unit(source, (*_ISA_FLAGS[isa], f"-DKVFORGE_ISA=isa_{isa}", *flags))
+    return Unit(source, (*_ISA_FLAGS[isa], f"-DKVFORGE_ISA=isa_{isa}", *flags), isa)
 
 
 def sources_version() -> str:
@@ -124,22 +132,25 @@ def cache_dir() -> Path:
         ) from None
 
 
-def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) -> Path:
+def build_library(
+    out: Path | None = None, extra_flags: tuple[str, ...] = (), extra_isas: Collection[str] = tuple(_ISA_FLAGS)
+) -> Path:
     """Compiles the kernels, or finds them compiled, and returns the library's path.
 
     With `out`, the library is also copied there (replacing the file at once) and `out` is returned. A
-    damaged file in the cache is built anew. `extra_flags` (SANITIZE) go to every call of the compiler.
+    damaged file in the cache is built anew. `extra_flags` (SANITIZE) go to every call of the compiler, but for kernels
+    of other instruction sets than `extra_isas`.
     Raises PluginBuildError without a compiler, when the compiler fails, or when the cache cannot be written.
     """
     compiler, version = _compiler()
-    target = _path_of(version, extra_flags)
+    target = _path_of(version, (*extra_flags, *(extra_isas if extra_flags else ())))
     try:
         if not _is_whole(target):  # a whole one is used where it lies, in a cache that may be read-only
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target.with_suffix(".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_whole(target):
-                    _compile(compiler, version, target, extra_flags)
+                    _compile(compiler, version, target, extra_flags, extra_isas)
     except OSError as error:
         raise PluginBuildError(
             f"The cache of compiled operators, {target.parent}, cannot be written ({error.strerror}); set "
@@ -197,14 +208,13 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(library.read_bytes()).hexdigest() == digest.read_text()
 
 
-def _compile(compiler: str, version: str, target: Path, extra_flags: tuple[str, ...]) -> None:
+def _compile(
+    compiler: str, version: str, target: Path, extra_flags: tuple[str, ...], extra_isas: Collection[str]
+) -> None:
     torch_root = Path(torch.__file__).parent
     include = torch_root / "include"
-    flags = [
-        *_FLAGS,
-        *extra_flags,
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-    ]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    plain, flags = [*_FLAGS, abi], [*_FLAGS, *extra_flags, abi]
     includes = [
         *(f"-I{root}" for root in roots()),
         f"-isystem{include}",
@@ -212,29 +222,48 @@ def _compile(compiler: str, version: str, target: Path, extra_flags: tuple[str, 
     ]
     (target.parent / "objects").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        all_units = units()
         registrations = Path(scratch) / REGISTER
         registrations.write_text(_registrations())
-
-        def compile_unit(unit: Unit) -> str:
+        objects, missing = {}, []
+        for unit in units():
             source = registrations if unit.source == REGISTER else path_of(unit.source)
-            kept = object_path(target.parent, source, roots(), [*flags, *unit.flags], version)
-            if not mark_used(kept):
-                made = Path(scratch) / unit.object_name
-                _run([compiler, *flags, *includes, *unit.flags, "-c", str(source), "-o", str(made)])
-                os.replace(made, kept)
-            return str(kept)
-
+            own = [*(flags if unit.isa is None or unit.isa in extra_isas else plain), *unit.flags]
+            objects[unit] = object_path(target.parent, source, roots(), own, version)
+            if not mark_used(objects[unit]):
+                missing.append((unit, source, own))
+        tensors = {unit for unit, source, _ in missing if f"<{_TENSOR_HEADER}>" in source.read_text()}
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            objects = list(pool.map(compile_unit, all_units))
+            command = [compiler, *flags, *includes]
+            header = pool.submit(_precompiled, command, Path(scratch)) if len(tensors) >= _MANY else None
+
+            def compile_one(one: tuple[Unit, Path, list[str]]) -> None:
+                unit, source, own = one
+                first = header.result() if header is not None and unit in tensors else ()
+                made = Path(scratch) / unit.object_name
+                _run([compiler, *own, *includes, *first, "-c", str(source), "-o", str(made)])
+                os.replace(made, objects[unit])
+
+            list(pool.map(compile_one, missing))
         library = Path(scratch) / target.name
         libraries = [f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu"]
-        _run([compiler, "-shared", "-fopenmp", *(extra_flags or ("-s",)), "-o", str(library), *objects, *libraries])
+        linked = [*map(str, objects.values()), *libraries]
+        _run([compiler, "-shared", "-fopenmp", *(extra_flags or ("-s",)), "-o", str(library), *linked])
         digest = Path(scratch) / "digest"
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         os.replace(library, target)
         os.replace(digest, _digest_path(target))
     forget_old(target.parent)
+
+
+def _precompiled(command: list[str], folder: Path) -> tuple[str, ...]:
+    """Compile the header of tensors into ``folder``; returns the options that take it in, none without it."""
+    header = folder / "tensors.h"
+    header.write_text(f"#include <{_TENSOR_HEADER}>\n")
+    try:
+        _run([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+    except PluginBuildError:
+        return ()
+    return ("-include", str(header))
 
 
 def _run(command: list[str]) -> None:

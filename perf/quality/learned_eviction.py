@@ -195,7 +195,7 @@ def measure(args: argparse.Namespace) -> Report:
 EXPERIMENT = Experiment(
     "perf.quality.learned_eviction", __doc__,
     options=(
-        asking("kvzap-quality", 8, 2048 - MAX_ANSWER_TOKENS, "engines", "OUTPUT.json and .md"),
+        asking("kvzap-rules", 8, 2048 - MAX_ANSWER_TOKENS, "engines", "OUTPUT.json and .md"),
         option("--units", type=int, default=64, help="of the scorer's hidden layer; 0: linear (default 64)"),
         option("--model", action="append", choices=list(MODELS), help="default: both"),
         numbers("--budget", list(BUDGETS), "(default: %(default)s)"),

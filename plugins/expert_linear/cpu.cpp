@@ -1,6 +1,5 @@
 // kvforge::expert_linear on CPU: checks, then the products with packed weights, or torch's with those that are not.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mul.h>
@@ -10,6 +9,7 @@
 
 #include "expert_linear/cpu_packed.h"
 #include "native/checks.h"
+#include "native/empty.h"
 
 namespace kvforge {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kOp = "expert_linear";
 
 at::Tensor indices(const std::vector<int32_t>& rows, int64_t begin, int64_t end) {
-  at::Tensor index = at::empty({end - begin}, at::kInt);
+  at::Tensor index = empty_tensor({end - begin}, at::kInt);
   std::copy(rows.begin() + begin, rows.begin() + end, index.mutable_data_ptr<int32_t>());
   return index;
 }
@@ -60,8 +60,7 @@ at::Tensor expert_linear(
   for (int64_t i = 0; i < count; ++i)
     TORCH_CHECK(id[i] >= 0 && id[i] < experts, kOp, ": expert_ids holds expert ", id[i], " but weight has ", experts);
   const at::Tensor x = is_wide ? x_in.reshape({count, depth}) : x_in;
-  at::Tensor out = at::empty({tokens, active, out_features},
-                             x.options().dtype(float32_out ? at::kFloat : x.scalar_type()));
+  at::Tensor out = empty_tensor({tokens, active, out_features}, float32_out ? at::kFloat : x.scalar_type());
   const bool plain = weight.dim() == 3;
   TORCH_CHECK(!plain || weight.scalar_type() == x.scalar_type(), kOp, ": weight must have x's dtype, ",
               x.scalar_type(), ", or be packed, not ", weight.scalar_type());

@@ -1,12 +1,12 @@
 // kvforge::gated_delta_rule on CPU: checks, the gates of all tokens, then the kernel over sequences, heads and columns.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <cmath>
 
 #include "gated_delta_rule/cpu_kernel.h"
 #include "native/dynamic_for.h"
+#include "native/empty.h"
 #include "native/isa.h"
 #include "native/states.h"
 #include "native/subnormals.h"
@@ -68,9 +68,9 @@ at::Tensor gated_delta_rule(
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor qkv = qkv_in.stride(1) == 1 ? qkv_in : qkv_in.contiguous();
-  at::Tensor out = at::empty({has_queries ? tokens : 0, heads, value_dim}, qkv.options());
+  at::Tensor out = empty_tensor({has_queries ? tokens : 0, heads, value_dim}, qkv.scalar_type());
   const int64_t numbers = (tokens + 1) * of_token + tokens * (heads + 3 * key_heads);
-  at::Tensor factors = at::empty({numbers}, gates.options());
+  at::Tensor factors = empty_tensor({numbers}, gates.scalar_type());
   float *decay = factors.mutable_data_ptr<float>(), *rate = decay + tokens * of_token, *speed = rate + tokens * heads;
   const float *gate = gates.const_data_ptr<float>(), *log = decay_log.const_data_ptr<float>();
   const float* bias = decay_bias.const_data_ptr<float>();

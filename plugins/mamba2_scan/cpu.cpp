@@ -2,13 +2,13 @@
 // and columns.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "mamba2_scan/cpu_kernel.h"
 #include "native/dynamic_for.h"
+#include "native/empty.h"
 #include "native/isa.h"
 #include "native/states.h"
 #include "native/subnormals.h"
@@ -67,9 +67,9 @@ at::Tensor mamba2_scan(
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor xbc = xbc_in.stride(1) == 1 ? xbc_in : xbc_in.contiguous();
-  at::Tensor out = at::empty({has_queries ? tokens : 0, heads, head_dim}, xbc.options());
+  at::Tensor out = empty_tensor({has_queries ? tokens : 0, heads, head_dim}, xbc.scalar_type());
   const int64_t packed = scan_factors(tokens, groups, state_dim, has_queries);
-  at::Tensor factors = at::empty({packed + 2 * tokens * heads + heads}, steps.options());
+  at::Tensor factors = empty_tensor({packed + 2 * tokens * heads + heads}, steps.scalar_type());
   float *step = factors.mutable_data_ptr<float>() + packed, *decay = step + tokens * heads;
   float* speed = decay + tokens * heads;
   const float* log = decay_log.const_data_ptr<float>();

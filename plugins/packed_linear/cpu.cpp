@@ -1,12 +1,12 @@
 // kvforge::packed_linear on CPU: checks, then tiles of rows times panels of the weight.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
+#include "native/empty.h"
 #include "native/ranged_for.h"
 #include "native/workspace.h"
 #include "packed_linear/cpu_product.h"
@@ -150,7 +150,7 @@ at::Tensor packed_linear(
     TORCH_CHECK(residual->size(0) == rows && residual->size(1) == out_features, kOp, ": residual must have shape [",
                 rows, ", ", out_features, "], not ", residual->sizes());
   }
-  at::Tensor out = at::empty({rows, out_features}, x.options().dtype(float32_out ? at::kFloat : at::kBFloat16));
+  at::Tensor out = empty_tensor({rows, out_features}, float32_out ? at::kFloat : at::kBFloat16);
   if (rows == 0) return out;
   const float* const scale = scales.defined() ? scales.const_data_ptr<float>() : nullptr;
   multiply(

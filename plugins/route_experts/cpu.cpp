@@ -1,6 +1,5 @@
 // kvforge::route_experts on CPU. A token's sums run over the experts in their order, whatever the other tokens are.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +7,7 @@
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
+#include "native/empty.h"
 
 namespace kvforge {
 namespace {
@@ -50,8 +50,8 @@ std::tuple<at::Tensor, at::Tensor> route_experts(const at::Tensor& logits_in, in
   TORCH_CHECK(num_active >= 1 && num_active <= experts, kOp, ": num_active must be from 1 to the ", experts,
               " experts of logits, not ", num_active);
   const at::Tensor logits = logits_in.contiguous();
-  at::Tensor ids = at::empty({tokens, num_active}, logits.options().dtype(at::kInt));
-  at::Tensor weights = at::empty({tokens, num_active}, logits.options());
+  at::Tensor ids = empty_tensor({tokens, num_active}, at::kInt);
+  at::Tensor weights = empty_tensor({tokens, num_active}, logits.scalar_type());
   const float* from = logits.const_data_ptr<float>();
   int32_t* id = ids.mutable_data_ptr<int32_t>();
   float* weight = weights.mutable_data_ptr<float>();

@@ -1,8 +1,8 @@
 // kvforge::short_conv on CPU: checks, then the kernel over sequences and blocks of channels.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include "native/dynamic_for.h"
+#include "native/empty.h"
 #include "native/isa.h"
 #include "native/states.h"
 #include "native/workspace.h"
@@ -52,7 +52,7 @@ at::Tensor short_conv(
   const at::Tensor state_read = rows_tensor(kOp, "state_read", state_read_in, sequences, rows);
   const at::Tensor state_write = rows_tensor(kOp, "state_write", state_write_in, tokens, rows);
   const at::Tensor x = x_in.stride(1) == 1 ? x_in : x_in.contiguous(), weight = weight_in.contiguous();
-  at::Tensor out = at::empty({tokens, channels}, x.options());
+  at::Tensor out = empty_tensor({tokens, channels}, x.scalar_type());
   const ShortConv args{
       .x = x.const_data_ptr(),
       .token_stride = x.stride(0),

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,51 @@ def test_the_table_names_what_exists():
         assert sources and {unit.source for unit in build.units("x86_64")} >= sources
         assert operator.variants.keys() <= {path.name for path in operator.folder.iterdir()}
         assert f'#include "{name}/register.cpp"' in build._registrations()
+
+
+NO_COMPILER = """#!/bin/sh
+# Writes each call and makes what is asked for, but for headers where they cannot be.
+echo "$@" >> "$CALLS"
+case "$*" in *c++-header*) [ -z "$NO_HEADERS" ] || exit 1 ;; esac
+while [ $# -gt 0 ]; do [ "$1" = -o ] && echo made > "$2"; shift; done
+"""
+
+
+@pytest.mark.parametrize("no_headers", ["", "1"])
+def test_files_that_know_tensors_share_a_compiled_header(no_headers: str, monkeypatch, tmp_path):
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(NO_COMPILER)
+    compiler.chmod(0o755)
+    for name, value in {"CXX": compiler, "CALLS": calls, "NO_HEADERS": no_headers, "KVFORGE_CACHE": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    build.build_library()
+    said = [line.split() for line in calls.read_text().splitlines()[1:]]
+    compiled = {words[words.index("-c") + 1]: words for words in said if "-c" in words}
+    including = {
+        str(build.path_of(unit.source))
+        for unit in build.units()
+        if unit.source != build.REGISTER and "<ATen/core/Tensor.h>" in build.path_of(unit.source).read_text()
+    }
+    assert len(including) > 15 and len(compiled) == len({unit.source for unit in build.units()})
+    assert {source for source, words in compiled.items() if "-include" in words} == (set() if no_headers else including)
+    (header,) = [words[words.index("-o") + 1] for words in said if "c++-header" in words]
+    assert all(f"{words[words.index('-include') + 1]}.gch" == header for words in said if "-include" in words)
+    assert not Path(header).exists(), "it takes 137 MB"
+
+    calls.unlink()
+    for library in tmp_path.glob("operators-*"):
+        library.unlink()
+    monkeypatch.setattr(build, "path_of", changed_copies(including, 4, tmp_path))
+    build.build_library()
+    again = calls.read_text().splitlines()[1:]
+    assert len(again) == 4 + 1 and "c++-header" not in str(again), "four files and the library take less without it"
+
+
+def changed_copies(sources: set[str], number: int, folder: Path) -> Callable[[str], Path]:
+    """Where sources are, of which so many of ``sources`` have changed."""
+    changed = {}
+    for index, source in enumerate(sorted(sources)[:number]):
+        changed[source] = folder / f"changed-{index}.cpp"
+        changed[source].write_text(Path(source).read_text() + "// changed\n")
+    before = build.path_of
+    return lambda source: changed.get(str(before(source)), before(source))

@@ -54,8 +54,8 @@ def sanitized() -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)  # compiling every kernel takes 600 core-seconds on a slow machine
-def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
-    library = build.build_library(extra_flags=build.SANITIZE)
+def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized, isas):
+    library = build.build_library(extra_flags=build.SANITIZE, extra_isas=isas)
     files = [str(HERE / f"test_{name}.py") for name in ("every_backend", *plugins.OPERATORS)]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-s"]
     result = subprocess.run(
