@@ -1,6 +1,7 @@
 """Reports on disk: whole ones, and rows that one run after the other adds."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +23,24 @@ def check_place(stem: Path) -> None:
 
 
 def write_json(path: Path, report: Any) -> None:
-    """Write ``report`` a line a value, as all results are, with no space behind a name: there are many.
+    """Write ``report`` a line a value, as all results are, with no space behind a name and no more than six digits of a
+    fraction: there are many.
 
     Raises:
         KvforgeError: it cannot be written there.
     """
-    _write(path, json.dumps(report, indent=0, separators=(",", ":")) + "\n")
+    _write(path, json.dumps(in_six_digits(report), indent=0, separators=(",", ":")) + "\n")
+
+
+def in_six_digits(value: Any) -> Any:
+    """Return ``value``, and all in it, with numbers that have a fraction rounded to six digits, or to whole ones."""
+    if isinstance(value, dict):
+        return {key: in_six_digits(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_six_digits(each) for each in value]
+    if isinstance(value, float) and math.isfinite(value) and value:
+        return round(value, max(0, 5 - math.floor(math.log10(abs(value)))))
+    return value
 
 
 def write_report(stem: Path, report: Any, markdown: str | None = None) -> None:
