@@ -19,7 +19,7 @@ from plugins import PluginError, cuda_ops
 from plugins.triton_cache import check_capability
 
 PIECES = PieceRule(min_bytes=16 << 20, package_nodes=60)
-"""A layer, 30 nodes of Llama's, takes some six seconds to compile on a GPU machine, and a package twelve."""
+"""A layer, some 30 nodes, takes six seconds to compile on a GPU machine, and a package twelve."""
 
 
 def check_toolchain(options: ResolvedOptions) -> None:

@@ -34,8 +34,9 @@ def test_every_random_case_comes_each_day_or_each_week(step: int, count: int, to
 
 
 def test_a_week_has_every_case() -> None:
-    seconds = {"long": (30, 1.0), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0), "full": (9, 9.0)}
-    seconds |= {"rare": (14, RARELY_S), "served": (3, 2.0), "kept": (4, 0.0)}
+    seconds = {"long": (30, 1.0), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0)}
+    rarely = {"rare": (14, 1.0), "full": (9, 2.25), "served": (3, 0.5), "kept": (4, 0.0)}
+    seconds |= {name: (count, each * RARELY_S) for name, (count, each) in rarely.items()}
 
     def item_of(name: str, index: int) -> SimpleNamespace:
         return SimpleNamespace(
