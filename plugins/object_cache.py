@@ -41,9 +41,9 @@ def object_path(cache: Path, source: Path, folders: Sequence[Path], flags: Seque
 
 
 def forget_old(cache: Path) -> None:
-    """Delete objects that no library was made of for a month."""
+    """Delete objects that nothing was made of for a month, and halves that killed builds left."""
     oldest = time.time() - _KEPT_S
-    for path in (cache / "objects").glob("*.o"):
+    for path in (cache / "objects").glob("*.o*"):
         try:
             if path.stat().st_mtime < oldest:
                 path.unlink()

@@ -6,6 +6,7 @@ torch defines are compiled with it.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,34 +31,53 @@ def halves(source: str) -> tuple[str, str] | None:
 
 
 class Interfaces:
-    """The objects of a build's interfaces: kept by earlier builds, or made in ``folder``."""
+    """The objects of a build's interfaces, in ``folder``: copies of what earlier builds kept, or made there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: dict[Path, Path] = {}  # by where they will be kept
+        self._objects: dict[Path, Path] = {}  # by where they are kept
+        self._made: list[Path] = []  # those of them that are to be kept
 
     def object_of(self, text: str, command: Sequence[str], source: str, target: str) -> tuple[Path, list[str] | None]:
         """Return the object of an interface, and the command that makes it where neither this build nor another has.
         ``command`` compiles the whole ``source`` to ``target``."""
-        own = self._folder / f"interface-{len(self._made)}.cpp"
+        own = self._folder / f"interface-{len(self._objects)}.cpp"
         own.write_text(text, encoding="utf-8")
-        kept = object_path(cache_dir(), own, (), [*_flags(command), *cpu_isa()], compiler_version())
-        if kept in self._made:
-            return self._made[kept], None
-        with contextlib.suppress(OSError):  # none, or a cache that this user may only read
-            mark_used(kept)
-        if kept.is_file():
-            return kept, None
-        made = self._made[kept] = own.with_suffix(".o")
-        return made, [{source: str(own), target: str(made)}.get(word, word) for word in command]
+        kept = object_path(cache_dir(), own, (), [*_options(command, source, target), *cpu_isa()], compiler_version())
+        if kept in self._objects:
+            return self._objects[kept], None
+        here = self._objects[kept] = own.with_suffix(".o")
+        if _take(kept, here):
+            return here, None
+        self._made.append(kept)
+        return here, [{source: str(own), target: str(here)}.get(word, word) for word in command]
 
     def keep(self) -> None:
         """Put what was made into the cache; one that cannot be written is none."""
-        for kept, made in self._made.items():
+        for kept in self._made:
+            data = self._objects[kept].read_bytes()
             with contextlib.suppress(OSError):
-                write_kept(kept, made.read_bytes())
+                write_kept(kept, data + hashlib.sha256(data).digest())
 
 
-def _flags(command: Sequence[str]) -> list[str]:
-    """The options that decide what is compiled; folders and the name of a header of torch's do not."""
-    return [word for word in command if word.startswith("-") and not word.startswith("-I")]
+def _take(kept: Path, path: Path) -> bool:
+    """Whether there is such an object, whole, its digest behind it; then it is copied to ``path`` and counts as used
+    now. One that cannot be read is none."""
+    try:
+        found = kept.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(found[:-size]).digest() != found[-size:]:
+        return False
+    path.write_bytes(found[:-size])
+    with contextlib.suppress(OSError):  # a cache that this user may only read
+        mark_used(kept)
+    return True
+
+
+def _options(command: Sequence[str], source: str, target: str) -> list[str]:
+    """What decides what is compiled; the names of files and of folders do not, nor that of a header of torch's."""
+    words = zip(command, ["", *command], strict=False)
+    named = {source, target}
+    return [word for word, before in words if not (word in named or word.startswith("-I") or before == "-include")]

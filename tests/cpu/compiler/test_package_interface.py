@@ -10,7 +10,7 @@ import torch
 from kvforge.compiler import cpu_packages, package_interface
 from kvforge.compiler.package_interface import Interfaces, halves
 
-COMMAND = ["g++", "a.wrapper.cpp", "-O1", "-I/some/include", "-include", "/some/header.h", "-c", "-o", "a.wrapper.o"]
+COMMAND = "g++ a.wrapper.cpp -D ONE -O1 -I/some/include -include /some/header.h -c -o a.wrapper.o".split()
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,24 @@ def test_an_object_is_made_once(tmp_path: Path) -> None:
     assert command is None and kept != made and kept.read_bytes() == b"object"
 
 
+@pytest.mark.parametrize("found", [b"", b"garbage", b"object" + bytes(32), None])
+def test_an_object_that_is_not_whole_is_made_anew(found: bytes | None, cache: Path, tmp_path: Path) -> None:
+    keep_one(tmp_path / "build")
+    (kept,) = (cache / "objects").iterdir()
+    whole = kept.read_bytes()
+    if found is None:
+        kept.unlink()
+        kept.mkdir()  # as one that may not be read
+        assert asked(new_build(tmp_path / "next"))[1] is not None
+        return
+    kept.write_bytes(found)
+    keep_one(tmp_path / "next")
+    assert kept.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     "change",
-    ["text", "flag", "cpu_isa", "compiler_version", "the folders alone"],
+    ["text", "flag", "definition", "compiler", "cpu_isa", "compiler_version", "the folders alone"],
 )
 def test_an_object_is_of_one_text_compiler_and_machine(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,9 +88,13 @@ def test_an_object_is_of_one_text_compiler_and_machine(
     if change == "text":
         text = "another"
     elif change == "flag":
-        command[2] = "-O2"
+        command[command.index("-O1")] = "-O2"
+    elif change == "definition":
+        command[command.index("ONE")] = "TWO"
+    elif change == "compiler":
+        command[0] = "one-that-calls-g++"
     elif change == "the folders alone":
-        command[3] = "-I/other/include"
+        command = [word.replace("/some/", "/other/") for word in command]
     else:
         monkeypatch.setattr(package_interface, change, lambda: ("another",) if change == "cpu_isa" else "another")
     assert (asked(new_build(tmp_path / "next"), text, command)[1] is None) == (change == "the folders alone")

@@ -84,12 +84,12 @@ def test_only_what_changed_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_objects_that_nobody_used_for_long_are_deleted(tmp_path: Path) -> None:
-    new, old, revived = (tmp_path / "objects" / f"{name}.o" for name in ("new", "old", "revived"))
+    new, old, revived, half = (tmp_path / "objects" / name for name in ("new.o", "old.o", "revived.o", "old.o.1234"))
     new.parent.mkdir()
-    for path in (new, old, revived):
+    for path in (new, old, revived, half):
         path.touch()
-    for path in (old, revived):
+    for path in (old, revived, half):
         os.utime(path, (0, 0))
     assert mark_used(revived) and not mark_used(tmp_path / "objects" / "none.o")
     forget_old(tmp_path)
-    assert new.is_file() and revived.is_file() and not old.exists()
+    assert new.is_file() and revived.is_file() and not old.exists() and not half.exists()
