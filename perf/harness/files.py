@@ -12,6 +12,8 @@ from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
 
+ROUNDED = 5e-6
+"""How far a number of a report may be from what was measured, relatively."""
 Row = dict[str, Any]
 Item = TypeVar("Item")
 

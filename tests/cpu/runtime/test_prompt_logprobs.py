@@ -125,7 +125,7 @@ def test_random_schedules(name: str, seeds: Seeds) -> None:
                     expected.check(given[0], request.prompt, count)
                     num_checked += 1
     assert num_checked > 40
-    assert num_preempted > 2
+    assert num_preempted > 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

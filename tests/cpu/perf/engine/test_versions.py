@@ -7,6 +7,7 @@ import pytest
 
 from perf.engine import versions
 from perf.harness import options
+from perf.harness.files import ROUNDED
 from tests.support.models.engines import EngineSpec
 from tests.support.models.shelf import EngineShelf
 
@@ -32,7 +33,8 @@ def test_both_sides_run_every_turn(
     (row,) = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert [len(row["runs"][side]) for side in ("before", "now")] == [2, 2]
     totals = {side: [run["total_s"] for run in row["runs"][side]] for side in row["runs"]}
-    assert row["ratios"]["rate"] == [b / n for b, n in zip(totals["before"], totals["now"], strict=True)]
+    ratios = [before / now for before, now in zip(totals["before"], totals["now"], strict=True)]
+    assert row["ratios"]["rate"] == pytest.approx(ratios, rel=3 * ROUNDED)
     assert f"{row['rate_ratio']:8.3f}" in capsys.readouterr().out
 
 
