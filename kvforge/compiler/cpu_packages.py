@@ -73,7 +73,7 @@ class _Package:
                     self._divide(source, target, command)
                 self._start(command)
             elif target.endswith(".wrapper.so"):
-                self._link = command
+                self._link = self._with_interface(command)
             else:
                 self._compile(command, Path(target).parent)
                 if target.endswith(".weights.o"):  # of no bytes; removed by Inductor
@@ -94,7 +94,7 @@ class _Package:
     def finish(self) -> None:
         """Wait for the objects, link them and write the package."""
         self._wait()
-        self._start(self._link if self._interface is None else [*self._link, str(self._interface)])
+        self._start(self._link)
         self._wait()
         try:
             package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
@@ -126,6 +126,12 @@ class _Package:
         own = self._folder / Path(source).name
         own.write_text(text, encoding="utf-8")
         self._own[source] = str(own)
+
+    def _with_interface(self, command: list[str]) -> list[str]:
+        """Return the command that links the library, with the interface before what it needs of other libraries."""
+        index = next(index for index, word in enumerate(command) if word.endswith(".wrapper.o"))
+        own = [] if self._interface is None else [str(self._interface)]
+        return [*command[:index], *own, *command[index:]]
 
     def _start(self, command: list[str]) -> None:
         own = [self._own.get(word, word) for word in command]
