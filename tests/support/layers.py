@@ -2,11 +2,13 @@
 
 ``tests/durations.json`` has seconds as measured on one machine (it says which): of a case of each longer test function,
 their mean; of each fixture that tests share, as ``@NAME``; of the rest of a file, as ``""``. ``python -m
-tests.support.layers LEDGER`` writes those of the files that the ledger of a run has, and leaves the others as they are.
+tests.support.layers LEDGER...`` writes what the ledgers of runs have, the last one's where several do, and leaves what
+they do not have as it is, but for tests that are gone.
 """
 
 import json
 import math
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -192,7 +194,7 @@ def _function(test: str) -> str:
 def durations_of(lines: list[dict[str, Any]], known: Durations) -> Durations:
     """Return seconds by file and name, as the file has them: core time, or the wall clock of what mostly waits. What a
     shared fixture takes is not in those of the test that came first, and is no less than is known: a run may have found
-    on the shelf what another must make."""
+    on the shelf what another must make. What had another day is as it is known."""
     tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     fixtures: dict[str, float] = defaultdict(float)
     for line in lines:
@@ -216,9 +218,18 @@ def durations_of(lines: list[dict[str, Any]], known: Durations) -> Durations:
     for name, each in cases.items():
         rest[name.partition("::")[0]] += 0.0 if name in long else sum(each)
     found: dict[str, dict[str, float]] = {file: {"": round(each, 1)} for file, each in sorted(rest.items())}
+    for file, names in found.items():
+        ran = {"", *(name.partition("::")[2] for name in (*cases, *fixtures) if name.startswith(f"{file}::"))}
+        names |= {name: each for name, each in known.get(file, {}).items() if name not in ran}
     for name, each in sorted(long.items()):
         found[name.partition("::")[0]][name.partition("::")[2]] = round(each, 2)
-    return found
+    return {file: dict(sorted(names.items())) for file, names in found.items()}
+
+
+def still_there(file: str, names: dict[str, float]) -> dict[str, float]:
+    """Return ``names`` without tests and fixtures that the file no longer names."""
+    words = set(re.findall(r"\w+", (ROOT / file).read_text(encoding="utf-8")))
+    return {name: each for name, each in names.items() if not name or name.lstrip("@").rpartition("::")[2] in words}
 
 
 def _seconds_of(core_s: float, wall_s: float) -> float:
@@ -227,9 +238,10 @@ def _seconds_of(core_s: float, wall_s: float) -> float:
 
 def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    known = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
-    files = {file: each for file, each in known.items() if (ROOT / file).is_file()}
-    files |= durations_of(read(Path(sys.argv[1])), known)
+    files = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
+    for ledger in sys.argv[1:]:
+        files |= durations_of(read(Path(ledger)), files)
+    files = {file: still_there(file, each) for file, each in files.items() if (ROOT / file).is_file()}
     measured = {"seconds on": machine.partition(": ")[2], "files": dict(sorted(files.items()))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 

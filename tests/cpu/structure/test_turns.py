@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.layers import DAILY_S, DAYS, RARELY_S, cases_of_the_week, durations_of
+from tests.support.layers import DAILY_S, DAYS, RARELY_S, ROOT, cases_of_the_week, durations_of, still_there
 from tests.support.models import shelf
 from tests.support.random_cases import cases_of_day, in_turn
 
@@ -73,10 +73,17 @@ def test_seconds_are_of_a_case_and_of_shared_fixtures() -> None:
         *(line(f"many[{index}]", "phase", 0.15, 0.15) for index in range(20)),
         line("short", "phase", 0.1, 0.1),
     ]
-    known = {"test_a.py": {"@built": 60.0, "@gone": 3.0, "test_long": 9.0}}
+    another_day = {"@server": 3.0, "test_rare": 9.0}
+    known = {"test_a.py": another_day | {"": 7.0, "@built": 60.0, "test_long": 9.0, "test_short": 8.0}}
     seconds = {"": 0.1, "@built": 60.0, "test_long": 1.5, "test_waits": 3.0, "test_many": 0.15}
-    assert durations_of(lines, known) == {"test_a.py": seconds}
+    assert durations_of(lines, known) == {"test_a.py": seconds | another_day}
     assert durations_of(lines, {}) == {"test_a.py": seconds | {"@built": 5.0}}
+
+
+def test_seconds_of_tests_that_are_gone_are_not_kept() -> None:
+    kept = {"": 1.0, "test_a_week_has_every_case": 2.0, "@tmp_path": 3.0}
+    gone = {f"{begin}{'NOBODY'.lower()}": 4.0 for begin in ("test_", "@", "Case::test_")}
+    assert still_there(str(Path(__file__).relative_to(ROOT)), kept | gone) == kept
 
 
 def test_a_run_that_will_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
