@@ -31,7 +31,7 @@ DAYS = WEEK
 """Within so many days ``--weekly`` runs each case."""
 DAILY_S = 1.0
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
-RARELY_S = 2.0
+RARELY_S = 0.5
 """A case that takes so long has one day in ``DAYS``, and so have all tests of a fixture that does."""
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"

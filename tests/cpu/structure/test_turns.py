@@ -34,7 +34,7 @@ def test_every_random_case_comes_each_day_or_each_week(step: int, count: int, to
 
 
 def test_a_week_has_every_case() -> None:
-    seconds = {"long": (30, 1.0), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0)}
+    seconds = {"long": (30, RARELY_S * 0.9), "half": (8, DAILY_S / 4), "short": (50, 0.0), "one": (1, 60.0)}
     rarely = {"rare": (14, 1.0), "full": (9, 2.25), "served": (3, 0.5), "kept": (4, 0.0)}
     seconds |= {name: (count, each * RARELY_S) for name, (count, each) in rarely.items()}
 
@@ -47,7 +47,7 @@ def test_a_week_has_every_case() -> None:
 
     items = [item_of(name, index) for name, (count, _) in seconds.items() for index in range(count)]
     durations = {"test_a.py": {f"test_{name}": each for name, (_, each) in seconds.items()}}
-    durations["test_a.py"] |= {"@server": RARELY_S, "@quick": 1.0, "@built": 99.0}
+    durations["test_a.py"] |= {"@server": RARELY_S, "@quick": RARELY_S / 2, "@built": 99.0}
     days = [cases_of_the_week(items, day, durations) for day in range(20_700, 20_700 + DAYS)]  # type: ignore[arg-type]
     run = {item.nodeid for item in items if not item.get_closest_marker("skip")}
     assert {item.nodeid for day in days for item in day} == run and "test_a.py::test_full[4]" in run
