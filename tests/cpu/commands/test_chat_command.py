@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,15 @@ class Interrupted(FakeSession):
         return logits
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts as of a terminal: what a shell runs in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_stops_the_answer_and_not_the_conversation(engine: Path, capsys, monkeypatch) -> None:
     tokenizer = byte_level()
     made: list[AsyncLLM] = []
@@ -114,10 +123,9 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(engine: Path, ca
 
     monkeypatch.setattr("kvforge.runtime.async_llm.AsyncLLM", make)
     monkeypatch.setattr("sys.stdin", Terminal("Hello\nAgain\n"))
-    before = signal.getsignal(signal.SIGINT)
     assert main(["chat", str(engine), "--max-tokens", "60"]) == 0
     captured = capsys.readouterr()
-    assert captured.err.endswith(" …") and signal.getsignal(signal.SIGINT) is before
+    assert captured.err.endswith(" …") and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     first, second = captured.out.split("\n> ")[:2]
     assert 0 < len(tokenizer.encode(first.removeprefix("> "))) < 60
     assert second, "the conversation goes on"
