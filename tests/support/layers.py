@@ -23,21 +23,22 @@ ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 LONG_S = 0.2
 """From here on a test function is left out of ``--quick``, and those that share a fixture that takes so long."""
-NOTED_S = 1.0
+NOTED_S = 0.5
 """Cases that take so long together have their seconds in the file, however short each is."""
-CASES = 6
+CASES = 4
 """So many cases of a test function belong to ``--quick``, others on each day."""
 DAYS = WEEK
 """Within so many days ``--weekly`` runs each case."""
-DAILY_S = 1.0
+DAILY_S = 0.5
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
-RARELY_S = 0.5
+RARELY_S = 0.3
 """A case that takes so long has one day in ``DAYS``, and so have all tests of a fixture that does."""
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
 """The fixture of compiled engines, which ``--quick`` does without."""
-KEPT = {"built", "said", "offline", "graphs", "pieces"}
-"""Fixtures of ``kept_answers``: they take long only where what decides them changed, and then their tests must run."""
+KEPT = {"built", "said", "offline", "graphs", "pieces", "checked_operators"}
+"""Fixtures that are kept from one run to the next, as ``kept_answers`` does: they take long only where what decides
+them changed, and then their tests must run, but for those that take long themselves."""
 
 LAYERS = {
     "tests/cpu/plugins": "kernel",

@@ -53,14 +53,18 @@ def sanitized() -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def checked_operators(sanitized, isas) -> Path:
+    return build.build_library(extra_flags=build.SANITIZE, extra_isas=isas)
+
+
 @pytest.mark.timeout(1800)  # compiling every kernel takes 600 core-seconds on a slow machine
-def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized, isas):
-    library = build.build_library(extra_flags=build.SANITIZE, extra_isas=isas)
+def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized, checked_operators):
     files = [str(HERE / f"test_{name}.py") for name in ("every_backend", *plugins.OPERATORS)]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-s"]
     result = subprocess.run(
         [*command, "-k", SELECTED, *files],
-        env=sanitized | {"KVFORGE_TEST_LIBRARY": str(library)},
+        env=sanitized | {"KVFORGE_TEST_LIBRARY": str(checked_operators)},
         cwd=ROOT,
         capture_output=True,
         text=True,

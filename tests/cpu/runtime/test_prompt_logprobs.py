@@ -60,7 +60,7 @@ def asking(plan: Plan, rng: random.Random) -> Plan:
 
 
 def short_plan(seed: int, **more) -> Plan:
-    return random_plan(seed, page_sizes=(4,), vocab_size=96, max_prompt=30, max_new=8, max_requests=6, **more)
+    return random_plan(seed, page_sizes=(4,), vocab_size=96, max_prompt=30, max_new=14, max_requests=6, **more)
 
 
 class Expected:
@@ -125,7 +125,7 @@ def test_random_schedules(name: str, seeds: Seeds) -> None:
                     expected.check(given[0], request.prompt, count)
                     num_checked += 1
     assert num_checked > 40
-    assert num_preempted > 0
+    assert num_preempted > 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)
