@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ DAILY_S = 0.5
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
 RARELY_S = 0.3
 """A case that takes so long has one day in ``DAYS``, and so have all tests of a fixture that does."""
+NEW_S = 2.0
+"""A test that takes so long and has no seconds in the file is named at the end of a run."""
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
 """The fixture of compiled engines, which ``--quick`` does without."""
@@ -109,6 +112,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         seconds[files[item]] += _seconds(item, durations)
     items.sort(key=lambda item: -seconds[files[item]])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--quick") or config.getoption("--weekly"):
+        durations = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
+        if found := unknown(terminalreporter.stats.get("passed", []), durations):
+            terminalreporter.write_line(
+                f"{len(found)} tests took {NEW_S:g} s or more and have no seconds in {DURATIONS.relative_to(ROOT)}, "
+                f"which decides what runs when; CONTRIBUTING.md says how to add them: {', '.join(sorted(found))}"
+            )
+
+
+def unknown(reports: Iterable[pytest.TestReport], durations: Durations) -> set[str]:
+    """Return the functions of tests that took ``NEW_S`` or more and that ``durations`` do not have."""
+    long = {_function(report.nodeid) for report in reports if report.duration >= NEW_S}
+    return {name for name in long if name.partition("::")[2] not in durations.get(name.partition("::")[0], {})}
 
 
 def _keep(items: list[pytest.Item], kept: list[pytest.Item]) -> None:

@@ -5,7 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.layers import DAILY_S, DAYS, RARELY_S, ROOT, cases_of_the_week, durations_of, still_there
+from tests.support.layers import (
+    DAILY_S,
+    DAYS,
+    KEPT,
+    NEW_S,
+    RARELY_S,
+    ROOT,
+    cases_of_the_week,
+    durations_of,
+    still_there,
+    unknown,
+)
 from tests.support.models import shelf
 from tests.support.random_cases import cases_of_day, in_turn
 
@@ -84,6 +95,17 @@ def test_seconds_of_tests_that_are_gone_are_not_kept() -> None:
     kept = {"": 1.0, "test_a_week_has_every_case": 2.0, "@tmp_path": 3.0}
     gone = {f"{begin}{'NOBODY'.lower()}": 4.0 for begin in ("test_", "@", "Case::test_")}
     assert still_there(str(Path(__file__).relative_to(ROOT)), kept | gone) == kept
+
+
+def test_a_long_test_that_has_no_seconds_is_named() -> None:
+    seconds = {"test_a.py::test_known[1]": NEW_S, "test_a.py::test_new[1]": NEW_S, "test_b.py::test_short": NEW_S / 2}
+    reports = [SimpleNamespace(nodeid=nodeid, duration=each) for nodeid, each in seconds.items()]
+    assert unknown(reports, {"test_a.py": {"test_known": 0.4}}) == {"test_a.py::test_new"}  # type: ignore[arg-type]
+
+
+def test_fixtures_that_are_kept_are_there() -> None:
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
+    assert {name for name in KEPT if not any(f"\ndef {name}(" in source for source in sources)} == set()
 
 
 def test_a_run_that_will_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
