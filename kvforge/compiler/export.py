@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from kvforge.common.dtypes import torch_specs
 from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.trace import trace
 from kvforge.costs.cache_layout import CacheLayout
 from kvforge.kv_policies import Full
 from model_defs import ModelConfig
@@ -197,7 +198,7 @@ def export_lower(
     rows = [{0: auto}] * len(arguments[8:])
     dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state, *rows)
     module = uninitialised(module, config, options, device)
-    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(module, arguments, dynamic)
     operators = () if config.linear is None else config.linear.operators * len(config.linear_layers)
     return ExportedGraph("lower", program, config.written_below, config.written_below, operators)
 
@@ -215,7 +216,7 @@ def export_upper(
     slots = [({0: auto},) * len(tensors) for tensors in arguments[8:]]
     dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state, *slots)
     module = uninitialised(module, config, options, device)
-    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(module, arguments, dynamic)
     written = config.owners_above if config.is_blind else ()
     operators = () if config.linear is None else config.linear.read_operators * len(config.upper_linear)
     return ExportedGraph("upper", program, config.owners_above, written, operators)
@@ -228,7 +229,7 @@ def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str
     arguments = upper_example(config, options, device)[:2]
     dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
     module = uninitialised(module, config, options, device)
-    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(module, arguments, dynamic)
     return ExportedGraph("early_exit", program, ())
 
 
@@ -236,7 +237,7 @@ def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "
     """Export ``verify``: the numbers of drafts, of their distributions, of sequences and of rows are dynamic."""
     arguments = verify_example(config, options, device)
     dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
-    program = torch.export.export(VerifyGraph(), arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(VerifyGraph(), arguments, dynamic)
     return ExportedGraph("verify", program, ())
 
 
@@ -257,7 +258,7 @@ def export_predict(config: ModelConfig, options: ResolvedOptions, device: str = 
     for name, frequencies in frequencies_of(prediction).items():
         parent = module.get_submodule(name.rpartition(".")[0])
         parent._buffers[name.rpartition(".")[2]] = frequencies.to(device)
-    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(module, arguments, dynamic)
     return ExportedGraph("predict", program, config.owners)
 
 
@@ -275,7 +276,7 @@ def export_draft(config: ModelConfig, options: ResolvedOptions, device: str = "c
     arguments = (ids, hidden, positions, slots, *upper[1:3], *upper[4:6], pool)
     dynamic = (*({0: auto},) * 7, {0: auto, 1: auto}, ({0: auto},) * len(pool))
     module = with_draft_buffers(uninitialised(module, config, options, device), head, device)
-    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    program = trace(module, arguments, dynamic)
     return ExportedGraph("draft", program, (0,))
 
 

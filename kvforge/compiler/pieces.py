@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from kvforge.compiler.trace import trace
 from kvforge.manifest import GraphCalls, PackageCall, calls_file, package_file, piece_file, save_calls
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -240,7 +241,7 @@ def _export(piece: _Piece, program: ExportedProgram, weights: dict[str, str]) ->
         {dim: Dim.DYNAMIC for dim, size in enumerate(node.meta["val"].shape) if _is_dynamic(size)}
         for node in piece.inputs
     )
-    return torch.export.export(fx.GraphModule(module, graph), examples, dynamic_shapes=dynamic, strict=False)
+    return trace(fx.GraphModule(module, graph), examples, dynamic)
 
 
 def _example(value: Tensor) -> Tensor:
