@@ -43,11 +43,12 @@ def _fake() -> Iterator[tuple[FakeTriton, str]]:
 
 
 @pytest.fixture
-def triton(_fake: tuple[FakeTriton, str]) -> FakeTriton:
-    """The fake, as new."""
+def triton(_fake: tuple[FakeTriton, str]) -> Iterator[FakeTriton]:
+    """The fake, as new, also for the next test: one that asks for ``url`` alone finds it so, too."""
     fake = _fake[0]
     fake.reset()
-    return fake
+    yield fake
+    fake.reset()
 
 
 @contextmanager
