@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -51,12 +52,24 @@ def triton(_fake: tuple[FakeTriton, str]) -> Iterator[FakeTriton]:
     fake.reset()
 
 
+_now = time.monotonic
+
+
+class TrueClock(asyncio.SelectorEventLoop):
+    """A loop that sees no clock that a test puts in the place of time.monotonic: a sleep that began by another clock
+    ends when the true one gets there, and a gateway lives as long as its process's tests."""
+
+    def time(self) -> float:
+        return _now()
+
+
 @contextmanager
 def run_gateway(options: GatewayOptions) -> Iterator[str]:
     """A gateway in a thread; gives its URL without /v1."""
     server = make_server(options)
     sock = listen(options)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    loop = TrueClock()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve(sockets=[sock])), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -65,6 +78,8 @@ def run_gateway(options: GatewayOptions) -> Iterator[str]:
         thread.join(WAIT_S)
         if thread.is_alive():
             warnings.warn(f"a gateway goes on: {what_goes_on(thread)}", stacklevel=1)
+        else:
+            loop.close()
 
 
 def what_goes_on(thread: threading.Thread) -> str:
