@@ -238,9 +238,9 @@ def durations_of(lines: list[dict[str, Any]], known: Durations) -> Durations:
     for name, each in cases.items():
         rest[name.partition("::")[0]] += 0.0 if name in long else sum(each)
     found: dict[str, dict[str, float]] = {file: {"": round(each, 1)} for file, each in sorted(rest.items())}
+    ran = {*cases, *fixtures}
     for file, names in found.items():
-        ran = {"", *(name.partition("::")[2] for name in (*cases, *fixtures) if name.startswith(f"{file}::"))}
-        names |= {name: each for name, each in known.get(file, {}).items() if name not in ran}
+        names |= {name: each for name, each in known.get(file, {}).items() if name and f"{file}::{name}" not in ran}
     for name, each in sorted(long.items()):
         found[name.partition("::")[0]][name.partition("::")[2]] = round(each, 2)
     return {file: dict(sorted(names.items())) for file, names in found.items()}

@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +97,6 @@ class Interrupted(FakeSession):
             while not self.given_up():  # the test's own time limit is the bound
                 time.sleep(0.001)
         return logits
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Interrupts as of a terminal: what a shell runs in the background ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupts")

@@ -204,6 +204,7 @@ def test_half_a_letter_is_written_where_the_terminal_is_of_no_language(scripted:
     assert written.getvalue() == b"a\\ud800b\n"
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> None:
     class Silent(Scripted):
         def do_POST(self) -> None:
@@ -213,12 +214,10 @@ def test_an_interrupt_ends_a_chat_and_leaves_no_task(monkeypatch, caplog) -> Non
             self.rfile.read()
 
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in background
     with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert main(["chat", f"http://127.0.0.1:{server.server_port}", "--model", "m"]) == 130
         server.shutdown()
-    signal.signal(signal.SIGINT, before)
     gc.collect()
     assert "_Chat._write" not in caplog.text
 
