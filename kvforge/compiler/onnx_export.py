@@ -21,8 +21,11 @@ from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower, export_upper
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_nodes import translations
+from kvforge.compiler.onnx_registry import registry_kept
+from kvforge.compiler.onnx_simplify import simplify
 from kvforge.compiler.onnx_weights import use_external_weights
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.trace import without_lines
 from kvforge.tensorrt.graph_tensors import INPUTS, RESULTS, WRITTEN, policy_inputs, pool_names, role_of, rows_of
 from model_defs import ModelConfig
 from model_defs.graphs import LowerGraph, UpperGraph
@@ -98,16 +101,17 @@ def _mark(parameters: Iterable[Tensor]) -> None:
 
 def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
     _mark(graph.program.parameters())
-    with _quiet():
+    with _quiet(), without_lines(), registry_kept():
         program = torch.onnx.export(
             graph.program,
             dynamo=True,
             opset_version=OPSET,
-            optimize=True,
+            optimize=False,
             verbose=False,
             custom_translation_table=translations(),
         )
     assert program is not None
+    simplify(program.model)
     return program
 
 

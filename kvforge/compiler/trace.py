@@ -16,17 +16,16 @@ _SETTING = "do_not_emit_stack_traces"
 def trace(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
     """Return the graph of what ``module`` computes of ``arguments``, which are examples.
 
-    Its nodes do not say which line of Python they come from: to find that out takes a seventh of the time.
-
     Args:
         dynamic_shapes: as ``torch.export.export`` takes them.
     """
-    with _without_lines():
+    with without_lines():
         return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
 
 
 @contextlib.contextmanager
-def _without_lines() -> Iterator[None]:
+def without_lines() -> Iterator[None]:
+    """Nodes of graphs do not say which line of Python they come from: to find that out takes a seventh of a trace."""
     before = getattr(config, _SETTING, False)
     setattr(config, _SETTING, True)
     try:
