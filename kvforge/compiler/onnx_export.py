@@ -101,7 +101,7 @@ def _mark(parameters: Iterable[Tensor]) -> None:
 
 def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
     _mark(graph.program.parameters())
-    with _quiet(), without_lines(), registry_kept():
+    with without_lines(), _quiet(), registry_kept():  # the first lets in one thread
         program = torch.onnx.export(
             graph.program,
             dynamo=True,
