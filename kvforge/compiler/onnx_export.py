@@ -66,7 +66,7 @@ def write_onnx(name: str, config: ModelConfig, options: ResolvedOptions, path: P
 
 def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weights: Path) -> ir.Model:
     """Return the model that ``write_onnx`` writes."""
-    with functional_writes(), warnings.catch_warnings():
+    with without_lines(), functional_writes(), warnings.catch_warnings():  # the first lets in one thread
         warnings.simplefilter("ignore", FutureWarning)
         if name == "lower":
             graph = export_lower(config, options, module_type=FunctionalLower)
@@ -101,7 +101,7 @@ def _mark(parameters: Iterable[Tensor]) -> None:
 
 def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
     _mark(graph.program.parameters())
-    with _quiet(), without_lines(), registry_kept():
+    with _quiet(), registry_kept():
         program = torch.onnx.export(
             graph.program,
             dynamo=True,

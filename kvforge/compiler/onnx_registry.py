@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 _FILL: Any = vars(ONNXRegistry)["from_torchlib"]
@@ -22,7 +23,7 @@ def registry_kept() -> Iterator[None]:
         ONNXRegistry.from_torchlib = _FILL
 
 
-def _copy(opset_version: int) -> ONNXRegistry:
+def _copy(opset_version: int = TORCHLIB_OPSET) -> ONNXRegistry:
     copied = copy.copy(_filled(opset_version))
     copied.functions = {operator: list(makers) for operator, makers in copied.functions.items()}
     return copied

@@ -25,10 +25,11 @@ _ROUNDS = 2
 
 
 def simplify(model: ir.Model) -> None:
-    """Fold constants, write known shapes as constants, and merge equal nodes and initializers of ``model``."""
+    """Fold constants, give each value its type, write known shapes as constants, and merge equal nodes and initializers
+    of ``model``."""
     common.InlinePass()(model)
     for _ in range(_ROUNDS):
-        fold_constants(model)
+        fold_constants(model, onnx_shape_inference=True)
         RewritePass(_RULES)(model)
         common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)

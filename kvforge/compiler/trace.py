@@ -1,6 +1,7 @@
 """Exporting a module by tracing it."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.fx import config
 
 _SETTING = "do_not_emit_stack_traces"
 """Of torch 2.13; others pass over it."""
+_ONE = threading.RLock()
 
 
 def trace(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
@@ -25,10 +27,13 @@ def trace(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any) ->
 
 @contextlib.contextmanager
 def without_lines() -> Iterator[None]:
-    """Nodes of graphs do not say which line of Python they come from: to find that out takes a seventh of a trace."""
-    before = getattr(config, _SETTING, False)
-    setattr(config, _SETTING, True)
-    try:
-        yield
-    finally:
-        setattr(config, _SETTING, before)
+    """Nodes of graphs do not say which line of Python they come from: to find that out takes a seventh of a trace.
+
+    One thread at a time is inside: what it changes is the process's, and is put back as it was."""
+    with _ONE:
+        before = getattr(config, _SETTING, False)
+        setattr(config, _SETTING, True)
+        try:
+            yield
+        finally:
+            setattr(config, _SETTING, before)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,8 @@ DAILY_S = 0.5
 """Of a test function, ``--weekly`` runs cases of at least so many seconds on each day."""
 RARELY_S = 0.3
 """A case that takes so long has one day in ``DAYS``, and so have all tests of a fixture that does."""
+SPREAD = 15
+"""Of 400 numbers, the one with which the longest of ``DAYS`` takes least."""
 NEW_S = 2.0
 """A test that takes so long and has no seconds in the file is named at the end of a run."""
 Durations = dict[str, dict[str, float]]
@@ -163,19 +166,24 @@ def cases_of_the_week(items: list[pytest.Item], day: int, durations: Durations) 
     """All tests but those that have another day (``RARELY_S``), and of each function whose cases take more than
     ``DAILY_S`` together the day's cases. A case that is skipped takes no day of others."""
     chosen: list[pytest.Item] = []
-    rare: dict[str, list[pytest.Item]] = defaultdict(list)
     for function, found in _by_function(items).items():
         cases = [case for case in found if case.get_closest_marker("skip") is None] or found
         each, count = _seconds(cases[0], durations), len(cases)
         if fixture := _long_fixture(cases[0], durations):
-            rare[fixture] += cases
+            chosen += cases if _turn(fixture, day) == 0 else []
         elif each >= RARELY_S:
-            rare |= {f"{function}[{index}": [case] for index, case in enumerate(cases)}
+            chosen += cases[_turn(function, day) :: DAYS]
         else:
             if each * count > DAILY_S:
                 count = max(math.ceil(count / DAYS), math.ceil(DAILY_S / each))
             chosen += [cases[index] for index in in_turn(day, count, len(cases))]
-    return chosen + _those_of_the_day(rare, day, durations)
+    return chosen
+
+
+def _turn(name: str, day: int) -> int:
+    """The number of days, below ``DAYS``, from a name's first day to ``day``. The name alone decides, so that a test
+    keeps its day while others come, go and take longer."""
+    return (day - zlib.crc32(f"{SPREAD}{name}".encode())) % DAYS
 
 
 def _long_fixture(item: pytest.Item, durations: Durations) -> str:
@@ -185,18 +193,6 @@ def _long_fixture(item: pytest.Item, durations: Durations) -> str:
     seconds = {name: known.get(f"@{name}", 0.0) for name in getattr(item, "fixturenames", ()) if name not in KEPT}
     longest = max(seconds, key=lambda name: seconds[name], default="")
     return f"{file}::@{longest}" if seconds.get(longest, 0.0) >= RARELY_S else ""
-
-
-def _those_of_the_day(rare: dict[str, list[pytest.Item]], day: int, durations: Durations) -> list[pytest.Item]:
-    """Of groups of tests by name, those of one day in ``DAYS``: the longest first, each gets the day that has least."""
-    seconds: dict[str, float] = {}
-    for name, tests in rare.items():
-        file, _, fixture = name.partition("::")
-        seconds[name] = durations[file].get(fixture, 0.0) + sum(_seconds(test, durations) for test in tests)
-    days: list[list[str]] = [[] for _ in range(DAYS)]
-    for name in sorted(rare, key=lambda name: (-seconds[name], name)):
-        min(days, key=lambda names: sum(seconds[each] for each in names)).append(name)
-    return [test for name in days[day % DAYS] for test in rare[name]]
 
 
 def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:

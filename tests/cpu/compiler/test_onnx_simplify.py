@@ -39,8 +39,9 @@ def exported() -> ir.Model:
     return ir.serde.deserialize_model(program.model_proto)
 
 
-def nodes_of(model: ir.Model) -> list[tuple[str, list[str | None], list[str | None]]]:
-    return [(node.op_type, [i and i.name for i in node.inputs], [o.name for o in node.outputs]) for node in model.graph]
+def nodes_of(model: ir.Model) -> list[tuple[str, list[str | None], list[str]]]:
+    """Operators, names of inputs, and outputs with their types and shapes."""
+    return [(node.op_type, [i and i.name for i in node.inputs], [str(o) for o in node.outputs]) for node in model.graph]
 
 
 def test_nodes_are_those_of_onnxscripts_optimizer() -> None:
@@ -49,6 +50,7 @@ def test_nodes_are_those_of_onnxscripts_optimizer() -> None:
     simplify(model)
     onnxscript.optimizer.optimize_ir(optimized)
     assert nodes_of(model) == nodes_of(optimized) and len(model.graph) < before
+    assert all(output.dtype is not None for node in model.graph for output in node.outputs)
     assert model.graph.initializers.keys() == optimized.graph.initializers.keys()
     for name, value in model.graph.initializers.items():
         assert value.const_value is not None
@@ -66,6 +68,12 @@ def test_each_graph_has_a_registry_of_its_own() -> None:
     counts = [len(each.functions[name]) for each in (first, second, third, known)]
     assert counts == [counts[3] + 1, *counts[1:2] * 2, counts[3]] and counts[1] == counts[3]
     assert second.functions.keys() == known.functions.keys() and second.opset_version == known.opset_version
+
+
+def test_a_registry_of_torchs_own_opset() -> None:
+    with registry_kept():
+        copied = ONNXRegistry.from_torchlib()
+    assert copied.opset_version == ONNXRegistry.from_torchlib().opset_version
 
 
 def test_torch_is_as_before() -> None:

@@ -80,7 +80,7 @@ class ExportedEngine:
 def export_case(case: OnnxCase, graphs: tuple[str, ...] = ("lower", "upper")) -> ExportedEngine:
     """Return the export of a case, made once for all runs of the same sources: nobody writes into its directory."""
     question = [dataclasses.asdict(case), graphs]
-    folder = kept_folder(__name__, question, lambda new: _export(case, new, graphs), ("onnx", "onnxscript"))
+    folder = kept_folder(__name__, question, lambda new: _export(case, new, graphs), ("onnx", "onnx_ir", "onnxscript"))
     return _exported(case, folder)
 
 
