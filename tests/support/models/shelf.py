@@ -168,5 +168,9 @@ def lack_of_space() -> str | None:
 if __name__ == "__main__":
     if lack := lack_of_space():
         sys.exit(lack)
+    try:
+        shared_folder()
+    except OSError as error:
+        sys.exit(f"{cache_dir()} cannot be written ({error.strerror}); set KVFORGE_CACHE to a writable directory.")
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}  # of builds
     print(build_missing(SHARED))
