@@ -26,6 +26,7 @@ from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
 from kvforge.compiler import build_engine
 from kvforge.manifest import load_manifest, verify_files
+from kvforge.serving.processes.watchdog import exit_with_parent
 from plugins.build import cache_dir
 from tests.support.models.engines import SHARED, EngineSpec
 
@@ -138,7 +139,10 @@ def is_whole(engine: Path) -> bool:
 
 def _build(spec: EngineSpec) -> float:
     begun = time.monotonic()
-    EngineShelf(shared_folder()).engine(spec)
+    try:
+        EngineShelf(shared_folder()).engine(spec)
+    except (KeyboardInterrupt, SystemExit):
+        os._exit(1)  # the pool would take it for an answer and build the next
     return time.monotonic() - begun
 
 
@@ -146,7 +150,7 @@ def build_missing(specs: Iterable[EngineSpec]) -> str:
     """Build what the shelf lacks of ``specs`` in as many processes as there are cores; return what was done."""
     begun = time.monotonic()
     missing = [spec for spec in specs if not is_whole(shared_folder() / spec.key)]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), exit_with_parent) as pool:
         seconds = list(pool.map(_build, missing))
     took = f"{time.monotonic() - begun:.0f} s ({sum(seconds):.0f} s of builds)"
     return f"engines for tests: {len(missing)} built in {took}, in {shared_folder()}"
@@ -173,4 +177,7 @@ if __name__ == "__main__":
     except OSError as error:
         sys.exit(f"{cache_dir()} cannot be written ({error.strerror}); set KVFORGE_CACHE to a writable directory.")
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}  # of builds
-    print(build_missing(SHARED))
+    try:
+        print(build_missing(SHARED))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; the engines that are whole are kept.")
