@@ -12,10 +12,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
 from kvforge.compiler import build_engine
 from kvforge.manifest import load_manifest, verify_files
-from kvforge.serving.processes.watchdog import exit_with_parent
 from plugins.build import cache_dir
 from tests.support.models.engines import SHARED, EngineSpec
 
@@ -137,6 +137,12 @@ def is_whole(engine: Path) -> bool:
     return True
 
 
+def _end_with_parent() -> None:
+    """Of a worker: else it builds on when its parent is killed."""
+    if parent := parent_process():
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 def _build(spec: EngineSpec) -> float:
     begun = time.monotonic()
     try:
@@ -150,7 +156,7 @@ def build_missing(specs: Iterable[EngineSpec]) -> str:
     """Build what the shelf lacks of ``specs`` in as many processes as there are cores; return what was done."""
     begun = time.monotonic()
     missing = [spec for spec in specs if not is_whole(shared_folder() / spec.key)]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), exit_with_parent) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _end_with_parent) as pool:
         seconds = list(pool.map(_build, missing))
     took = f"{time.monotonic() - begun:.0f} s ({sum(seconds):.0f} s of builds)"
     return f"engines for tests: {len(missing)} built in {took}, in {shared_folder()}"
