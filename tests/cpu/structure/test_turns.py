@@ -1,5 +1,6 @@
 """Which cases a day's run has: each function one at least, and within a week all."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,22 @@ def test_a_layer_is_chosen_by_its_marker_and_a_ledger_is_of_one_run(tmp_path: Pa
     refused = run("--ledger", str(tmp_path))
     assert f"--ledger {tmp_path} cannot be written (Is a directory)." in refused.stderr
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "file" / "cache"
+    cache.parent.write_text("")
+    monkeypatch.setenv("KVFORGE_CACHE", str(cache))
+    with pytest.raises(SystemExit, match=r"cannot be written \(Not a directory\); set KVFORGE_CACHE to a writable"):
+        runpy.run_path(shelf.__file__, run_name="__main__")
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_builder_ends(interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(error: BaseException) -> None:
+        raise error
+
+    monkeypatch.setattr(shelf.EngineShelf, "engine", lambda self, spec: raises(interrupt()))
+    monkeypatch.setattr(shelf.os, "_exit", lambda code: raises(InterruptedError(code)))
+    with pytest.raises(InterruptedError):
+        shelf._build(shelf.SHARED[0])
