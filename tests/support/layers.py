@@ -98,12 +98,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (config.getoption("--quick") and any(map(collection_path.is_relative_to, kernels))) or None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Markers are there before ``-m`` looks for them."""
+    item.add_marker(layer_of(item.nodeid.partition("::")[0]))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     durations = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
     files = {item: item.nodeid.partition("::")[0] for item in items}
-    for item in items:
-        item.add_marker(layer_of(files[item]))
     if config.getoption("--quick"):
         quick = [item for item in items if _is_quick(item, durations.get(files[item], {}))]
         _keep(items, few_cases(quick, config.getoption("--day")))
@@ -253,6 +256,8 @@ def _seconds_of(core_s: float, wall_s: float) -> float:
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit("Give the ledgers of runs: python -m tests.support.layers FILE...")
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     files = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
     for ledger in sys.argv[1:]:

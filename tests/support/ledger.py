@@ -129,6 +129,11 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--ledger")
     if path is None:
         return
+    if not hasattr(config, "workerinput"):  # before there are workers, who append
+        try:
+            path.write_bytes(b"")
+        except OSError as error:
+            raise pytest.UsageError(f"--ledger {path} cannot be written ({error.strerror}).") from None
     ledger = Ledger(path)
     for cause, functions in CALLS.items():
         for dotted in functions:
@@ -155,6 +160,8 @@ def table(lines: list[dict[str, Any]], key: Callable[[dict[str, Any]], str], mos
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit("Give the ledger of a run: python -m tests.support.ledger FILE [ROWS]")
     lines = read(Path(sys.argv[1]))
     most = int(sys.argv[2]) if len(sys.argv) > 2 else 40
     phases = [line for line in lines if line["kind"] == "phase"]

@@ -1,5 +1,8 @@
 """Which cases a day's run has: each function one at least, and within a week all."""
 
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +20,7 @@ from tests.support.layers import (
     still_there,
     unknown,
 )
+from tests.support.ledger import read
 from tests.support.models import shelf
 from tests.support.random_cases import cases_of_day, in_turn
 
@@ -118,3 +122,39 @@ def test_a_run_that_will_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytes
     assert shelf.lack_of_space() is None
     monkeypatch.setattr(shelf, "RUN_BYTES", 1 << 60)
     assert "make room, or set TMPDIR to a folder with more." in (shelf.lack_of_space() or "")
+
+
+def test_a_layer_is_chosen_by_its_marker_and_a_ledger_is_of_one_run(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text("of an earlier run")
+    other = "tests/cpu/common/test_exact_intervals.py"
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", other, __file__, *options]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    ran = run("-m", "unit", "--ledger", str(ledger))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert {line["test"].partition("::")[0] for line in read(ledger)} == {other}
+    refused = run("--ledger", str(tmp_path))
+    assert f"--ledger {tmp_path} cannot be written (Is a directory)." in refused.stderr
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "file" / "cache"
+    cache.parent.write_text("")
+    monkeypatch.setenv("KVFORGE_CACHE", str(cache))
+    with pytest.raises(SystemExit, match=r"cannot be written \(Not a directory\); set KVFORGE_CACHE to a writable"):
+        runpy.run_path(shelf.__file__, run_name="__main__")
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_builder_ends(interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(error: BaseException) -> None:
+        raise error
+
+    monkeypatch.setattr(shelf.EngineShelf, "engine", lambda self, spec: raises(interrupt()))
+    monkeypatch.setattr(shelf.os, "_exit", lambda code: raises(InterruptedError(code)))
+    with pytest.raises(InterruptedError):
+        shelf._build(shelf.SHARED[0])

@@ -12,10 +12,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import pytest
@@ -136,9 +137,18 @@ def is_whole(engine: Path) -> bool:
     return True
 
 
+def _end_with_parent() -> None:
+    """Of a worker: else it builds on when its parent is killed."""
+    if parent := parent_process():
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 def _build(spec: EngineSpec) -> float:
     begun = time.monotonic()
-    EngineShelf(shared_folder()).engine(spec)
+    try:
+        EngineShelf(shared_folder()).engine(spec)
+    except (KeyboardInterrupt, SystemExit):
+        os._exit(1)  # the pool would take it for an answer and build the next
     return time.monotonic() - begun
 
 
@@ -146,7 +156,7 @@ def build_missing(specs: Iterable[EngineSpec]) -> str:
     """Build what the shelf lacks of ``specs`` in as many processes as there are cores; return what was done."""
     begun = time.monotonic()
     missing = [spec for spec in specs if not is_whole(shared_folder() / spec.key)]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _end_with_parent) as pool:
         seconds = list(pool.map(_build, missing))
     took = f"{time.monotonic() - begun:.0f} s ({sum(seconds):.0f} s of builds)"
     return f"engines for tests: {len(missing)} built in {took}, in {shared_folder()}"
@@ -168,5 +178,12 @@ def lack_of_space() -> str | None:
 if __name__ == "__main__":
     if lack := lack_of_space():
         sys.exit(lack)
+    try:
+        shared_folder()
+    except OSError as error:
+        sys.exit(f"{cache_dir()} cannot be written ({error.strerror}); set KVFORGE_CACHE to a writable directory.")
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}  # of builds
-    print(build_missing(SHARED))
+    try:
+        print(build_missing(SHARED))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; the engines that are whole are kept.")
