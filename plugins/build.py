@@ -8,23 +8,22 @@ locked between processes, and a file appears there whole or not at all.
 import fcntl
 import hashlib
 import os
-import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from plugins.errors import PluginBuildError
 from plugins.object_cache import forget_old, mark_used, object_path
-from plugins.operator import ISAS, TILE_ISAS
-from plugins.registry import OPERATORS, roots
+from plugins.registry import roots
+from plugins.units import REGISTER, Unit, isas_of_this_machine, path_of, registrations, sources_version, units
 
-_FLAGS = (
+FLAGS = (
     "-std=c++20",
     "-O3",
     "-fPIC",
@@ -39,87 +38,12 @@ SANITIZE = (  # the memory checkers of g++; their library has to be loaded befor
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 )
-_AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
-_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
-_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16", "-mavx512vbmi")
-# Kernels are compiled once for each of these, and native/isa.cpp picks one at run time.
-_ISA_FLAGS = {
-    "portable": (),
-    "avx2": _AVX2,
-    "avx512": _AVX512,
-    "avx512_vnni": _AVX512_VNNI,
-    "avx512_bf16": _AVX512_BF16,
-    "amx_software": (*_AVX512_BF16, "-DKVFORGE_SOFTWARE_TILES"),
-    "amx": _AVX512_BF16,  # tiles are written in assembler
-}
-REGISTER = "register.cpp"
-"""The file of an operator that hands its kernel to the dispatcher. These files are compiled as one, because
-`torch/library.h` takes longer to compile than the rest of them."""
-
+_VARIANT = re.compile(r"_ZN7kvforge\d+isa_")
+"""The mangled names of the namespaces KVFORGE_ISA."""
 _TENSOR_HEADER = "ATen/core/Tensor.h"
 """What most of the files that know tensors take longest for."""
 _MANY = 5
 """Files that take longer than the header before them and then themselves."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One object file: a source below one of the operators' roots, the flags only it gets, and the instruction set that
-    it is for, none where all machines run it."""
-
-    source: str
-    flags: tuple[str, ...] = ()
-    isa: str | None = None
-
-    @property
-    def object_name(self) -> str:
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:12] + ".o"
-
-
-def units(machine: str | None = None) -> tuple[Unit, ...]:
-    """The object files of the library for a machine type (default: this one)."""
-    machine = platform.machine() if machine is None else machine
-    isas = (*ISAS, *TILE_ISAS) if machine in ("x86_64", "AMD64") else ISAS[:1]
-    plain = [Unit("native/isa.cpp"), Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',))]
-    variants = []
-    for name, operator in OPERATORS.items():
-        for file in sorted(operator.folder.glob("*.cpp")):
-            source, several = f"{name}/{file.name}", operator.variants.get(file.name)
-            if several is not None:
-                variants += [_variant(source, isa, *several.flags) for isa in several.isas if isa in isas]
-            elif file.name != REGISTER:
-                plain.append(Unit(source))
-    return (Unit(REGISTER), *variants, *plain)  # the longest first, and those last that wait for the header of tensors
-
-
-def _registrations() -> str:
-    """The text of the one file that registers all kernels."""
-    names = [name for name, operator in OPERATORS.items() if (operator.folder / REGISTER).is_file()]
-    return "".join(f'#include "{name}/{REGISTER}"\n' for name in names)
-
-
-def path_of(source: str) -> Path:
-    """The file of a unit's source."""
-    return next((path for root in roots() if (path := root / source).is_file()), roots()[0] / source)
-
-
-def _variant(source: str, isa: str, *flags: str) -> Unit:
-    return Unit(source, (*_ISA_FLAGS[isa], f"-DKVFORGE_ISA=isa_{isa}", *flags), isa)
-
-
-def sources_version() -> str:
-    """Hash of the C++ sources, as 16 hex digits: what `load_library` compares."""
-    digest = hashlib.sha256()
-    for root in roots():
-        for path in sorted([*root.rglob("*.cpp"), *root.rglob("*.h")]):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def marker() -> str:
-    """The text inside the library by which a file is recognised without loading it."""
-    return f"kvforge-operators sources={sources_version()} torch={torch.__version__};"
 
 
 def cache_dir() -> Path:
@@ -133,24 +57,25 @@ def cache_dir() -> Path:
 
 
 def build_library(
-    out: Path | None = None, extra_flags: tuple[str, ...] = (), extra_isas: Collection[str] = tuple(_ISA_FLAGS)
+    out: Path | None = None, extra_flags: tuple[str, ...] = (), isas: Sequence[str] | None = None
 ) -> Path:
     """Compiles the kernels, or finds them compiled, and returns the library's path.
 
     With `out`, the library is also copied there (replacing the file at once) and `out` is returned. A
-    damaged file in the cache is built anew. `extra_flags` (SANITIZE) go to every call of the compiler, but for kernels
-    of other instruction sets than `extra_isas`.
+    damaged file in the cache is built anew. `extra_flags` (SANITIZE) go to every call of the compiler. Kernels are
+    compiled for `isas`, by default those of this machine.
     Raises PluginBuildError without a compiler, when the compiler fails, or when the cache cannot be written.
     """
     compiler, version = _compiler()
-    target = _path_of(version, (*extra_flags, *(extra_isas if extra_flags else ())))
+    parts = units(isas_of_this_machine(compiler) if isas is None else isas)
+    target = _path_of(version, parts, extra_flags)
     try:
         if not _is_whole(target):  # a whole one is used where it lies, in a cache that may be read-only
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target.with_suffix(".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_whole(target):
-                    _compile(compiler, version, target, extra_flags, extra_isas)
+                    _compile(compiler, version, parts, target, extra_flags)
     except OSError as error:
         raise PluginBuildError(
             f"The cache of compiled operators, {target.parent}, cannot be written ({error.strerror}); set "
@@ -165,14 +90,17 @@ def build_library(
 def find_library() -> Path | None:
     """The compiled library in the cache, if it is there and there is a compiler to name it by."""
     try:
-        target = _path_of(_compiler()[1], ())
+        compiler, version = _compiler()
+        target = _path_of(version, units(isas_of_this_machine(compiler)), ())
     except PluginBuildError:
         return None
     return target if _is_whole(target) else None
 
 
-def _path_of(compiler_version: str, extra_flags: tuple[str, ...]) -> Path:
-    return cache_dir() / f"operators-{_key(compiler_version, extra_flags)}.so"
+def _path_of(compiler_version: str, parts: tuple[Unit, ...], extra_flags: tuple[str, ...]) -> Path:
+    contents = (compiler_version, torch.__version__, repr(FLAGS + extra_flags), repr(parts), sources_version())
+    key = hashlib.sha256("\0".join(contents).encode()).hexdigest()[:24]
+    return cache_dir() / f"operators-{key}.so"
 
 
 def find_compiler() -> str:
@@ -192,11 +120,6 @@ def _compiler() -> tuple[str, str]:
     return path, result.stdout
 
 
-def _key(compiler_version: str, extra_flags: tuple[str, ...]) -> str:
-    parts = (compiler_version, torch.__version__, repr(_FLAGS + extra_flags), repr(units()), sources_version())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
 def _digest_path(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
@@ -208,13 +131,11 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(library.read_bytes()).hexdigest() == digest.read_text()
 
 
-def _compile(
-    compiler: str, version: str, target: Path, extra_flags: tuple[str, ...], extra_isas: Collection[str]
-) -> None:
+def _compile(compiler: str, version: str, parts: tuple[Unit, ...], target: Path, extra_flags: tuple[str, ...]) -> None:
     torch_root = Path(torch.__file__).parent
     include = torch_root / "include"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    plain, flags = [*_FLAGS, abi], [*_FLAGS, *extra_flags, abi]
+    flags = [*FLAGS, *extra_flags, abi]
     includes = [
         *(f"-I{root}" for root in roots()),
         f"-isystem{include}",
@@ -222,12 +143,12 @@ def _compile(
     ]
     (target.parent / "objects").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        registrations = Path(scratch) / REGISTER
-        registrations.write_text(_registrations())
+        together = Path(scratch) / REGISTER
+        together.write_text(registrations())
         objects, missing = {}, []
-        for unit in units():
-            source = registrations if unit.source == REGISTER else path_of(unit.source)
-            own = [*(flags if unit.isa is None or unit.isa in extra_isas else plain), *unit.flags]
+        for unit in parts:
+            source = together if unit.source == REGISTER else path_of(unit.source)
+            own = [*flags, *unit.flags]
             objects[unit] = object_path(target.parent, source, roots(), own, version)
             if not mark_used(objects[unit]):
                 missing.append((unit, source, own))
@@ -244,9 +165,10 @@ def _compile(
                 os.replace(made, objects[unit])
 
             list(pool.map(compile_one, missing))
-        library = Path(scratch) / target.name
+        library, absent = Path(scratch) / target.name, Path(scratch) / "absent.s"
+        absent.write_text(_absent(compiler, list(objects.values())))
         libraries = [f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu"]
-        linked = [*map(str, objects.values()), *libraries]
+        linked = [*map(str, objects.values()), str(absent), *libraries]
         _run([compiler, "-shared", "-fopenmp", *(extra_flags or ("-s",)), "-o", str(library), *linked])
         digest = Path(scratch) / "digest"
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
@@ -266,12 +188,29 @@ def _precompiled(command: list[str], folder: Path) -> tuple[str, ...]:
     return ("-include", str(header))
 
 
-def _run(command: list[str]) -> None:
+def _absent(compiler: str, objects: list[Path]) -> str:
+    """Assembler for what `objects` name of kernels that were not compiled, whose instruction sets native/isa.cpp never
+    chooses: one invalid instruction in the place of them all."""
+    nm = _run([compiler, "-print-prog-name=nm"]).strip()
+    defined: set[str] = set()
+    named: set[str] = set()
+    for line in _run([nm, "-P", "-g", *map(str, objects)]).splitlines():
+        if _VARIANT.match(line):
+            name, kind = line.split()[:2]
+            (named if kind == "U" else defined).add(name)
+    if not named - defined:
+        return ""
+    labels = "".join(f".globl {name}\n.hidden {name}\n{name}:\n" for name in sorted(named - defined))
+    return f'{labels}.byte 0x0f, 0x0b\n.section .note.GNU-stack,"",@progbits\n'
+
+
+def _run(command: list[str]) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[-1])
         raise PluginBuildError(f"Compiling the operator kernels failed ({first}); g++ 11 or newer is needed.")
+    return result.stdout
 
 
 def _copy(library: Path, out: Path) -> Path:

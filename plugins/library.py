@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from plugins import build
+from plugins import build, units
 from plugins.errors import PluginLoadError
 
 _MARKER = re.compile(rb"kvforge-operators sources=([0-9a-f]+) torch=([^;]+);")
@@ -35,7 +35,7 @@ def load_library(path: Path | str | None = None) -> Path:
     """
     global _loaded
     with _lock:
-        sources = build.sources_version() if path is None else _sources_of(Path(path))
+        sources = units.sources_version() if path is None else _sources_of(Path(path))
         if _loaded is not None:
             if _loaded.sources == sources:
                 return _loaded.path

@@ -17,7 +17,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.compiler.targets import isa_of
 from kvforge.manifest import SCHEMA_VERSION
 from kvforge.version import __version__
-from plugins.build import sources_version
+from plugins.units import sources_version
 
 _SETTLED_NS = 2 * 10**9
 """A file that changed later than this before it was read may change again without another time of change."""

@@ -58,11 +58,18 @@ bool detect_amx() {
 #endif
 }
 
-// The last of the variants that this CPU has, software tiles apart.
+// Whether the library has the kernels of a variant: its name is in the list that it was compiled with.
+bool is_compiled(const Variant& variant) {
+  const std::string names = "," KVFORGE_COMPILED_ISAS ",";
+  return names.find("," + std::string(variant.name) + ",") != std::string::npos;
+}
+
+// The last of the variants that this CPU and the library have, software tiles apart.
 const Variant& best(Isa isa, bool amx) {
   const Variant* result = kVariants;
   for (const Variant& variant : kVariants)
-    if (variant.isa <= isa && variant.tiles != Tiles::software && (variant.tiles != Tiles::amx || amx))
+    if (variant.isa <= isa && variant.tiles != Tiles::software && (variant.tiles != Tiles::amx || amx) &&
+        is_compiled(variant))
       result = &variant;
   return *result;
 }
@@ -81,6 +88,9 @@ const Variant& current() {
     TORCH_CHECK(
         variant.isa <= isa && (variant.tiles != Tiles::amx || amx), "KVFORGE_CPU_ISA=", name,
         " asks for instructions that this CPU does not have");
+    TORCH_CHECK(
+        is_compiled(variant), "KVFORGE_CPU_ISA=", name, " asks for kernels that this library lacks; it has those for "
+        KVFORGE_COMPILED_ISAS);
     return variant;
   }
   TORCH_CHECK(false, "KVFORGE_CPU_ISA must be one of ", names, ", not '", name, "'");

@@ -11,8 +11,9 @@ enum class Isa { portable, avx2, avx512, avx512_vnni, avx512_bf16 };
 // to test the same source elsewhere.
 enum class Tiles { none, software, amx };
 
-// The best variant this CPU has, or the one that the environment variable KVFORGE_CPU_ISA names: a name of Isa,
-// "amx_software" or "amx". Throws c10::Error when that one is unknown or not available here.
+// The best variant that this CPU and the library have, or the one that the environment variable KVFORGE_CPU_ISA names: a
+// name of Isa, "amx_software" or "amx". Throws c10::Error when that one is unknown, was not compiled or is not available
+// here. Code may name variants that were not compiled: see _absent in plugins/build.py.
 Isa current_isa();
 Tiles current_tiles();
 

@@ -42,7 +42,7 @@ NEW_S = 2.0
 Durations = dict[str, dict[str, float]]
 COMPILED = "engines"
 """The fixture of compiled engines, which ``--quick`` does without."""
-KEPT = {"built", "said", "offline", "graphs", "pieces", "checked_operators"}
+KEPT = {"built", "said", "offline", "graphs", "pieces", "checked_operators", "other_isas"}
 """Fixtures that are kept from one run to the next, as ``kept_answers`` does: they take long only where what decides
 them changed, and then their tests must run, but for those that take long themselves."""
 

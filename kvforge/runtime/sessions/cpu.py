@@ -1,13 +1,14 @@
 """An engine of target ``cpu``: its compiled graphs, its weights and the allocation of its cache."""
 
 import itertools
+import logging
 from pathlib import Path
 
 from torch import Tensor
 
 import plugins
 from kvforge.common.errors import EngineError
-from kvforge.common.hardware import cpu_isa
+from kvforge.common.hardware import ISA_NAMES, best_isa, cpu_isa
 from kvforge.common.heap import keep_freed_memory
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
@@ -30,6 +31,8 @@ from kvforge.runtime.sessions.pools import (
     upper_pools,
 )
 from kvforge.runtime.sessions.session import Session
+
+logger = logging.getLogger(__name__)
 
 LARGEST_TEMPORARY = 2**28
 """Bytes of the largest block that a step frees and its process keeps; weights and pools have memory of their own."""
@@ -114,6 +117,13 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
         raise EngineError(
             f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
             "rebuild the engine on this machine with kvforge build."
+        )
+    if (built_for := best_isa(manifest.isa)) != best_isa():
+        logger.warning(
+            "%s was built for %s kernels and this CPU runs %s: build it here with kvforge build for full speed.",
+            engine_dir,
+            ISA_NAMES[built_for],
+            ISA_NAMES[best_isa()],
         )
     check_operators(manifest, engine_dir)
     keep_freed_memory(LARGEST_TEMPORARY)

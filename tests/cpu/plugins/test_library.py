@@ -12,28 +12,86 @@ import pytest
 import torch
 
 import plugins
-from kvforge.common.hardware import ISA_EXTENSIONS
-from plugins import build
+from kvforge.common.hardware import ISA_EXTENSIONS, available_isas
+from plugins import build, units
 from plugins.errors import PluginBuildError, PluginLoadError
+from tests.support.models.kept_answers import kept_answer
+from tests.support.other_isas import refused
 
 ROOT = Path(plugins.__file__).parent.parent
-X86 = any("avx512" in " ".join(unit.flags) for unit in build.units())
+X86 = len(units.all_isas()) > 1
+HERE = units.isas_of_this_machine(build.find_compiler())
 
 
 def test_kernels_are_compiled_for_and_chosen_by_the_same_extensions():
     """Compilers write the names that the kernel of Linux gives them without underscores."""
     needed = {name.replace("_", "") for name in ISA_EXTENSIONS["avx512_bf16"] if name.startswith("avx512")}
-    source = build.path_of("native/isa.cpp").read_text()
+    source = units.path_of("native/isa.cpp").read_text()
     assert set(re.findall(r'__builtin_cpu_supports\("(avx512\w+)"\)', source)) == needed
-    flags = {flag for unit in build.units("x86_64") for flag in unit.flags if flag.startswith("-mavx512")}
+    flags = {
+        flag for unit in units.units(units.all_isas("x86_64")) for flag in unit.flags if flag.startswith("-mavx512")
+    }
     assert flags == {f"-m{name}" for name in needed}
+
+
+def test_kernels_are_compiled_for_the_instruction_sets_that_this_cpu_runs(monkeypatch):
+    monkeypatch.delenv(units.BEST_ISA, raising=False)
+    found = units.isas_of_this_machine(build.find_compiler())
+    assert tuple(isa for isa in found if isa != "amx_software") == available_isas()
+    assert ("amx_software" in found) == ("avx512_bf16" in found)
+
+
+@pytest.mark.skipif(not X86, reason="one instruction set only")
+def test_the_best_instruction_set_can_be_named(monkeypatch):
+    monkeypatch.setenv(units.BEST_ISA, "avx512")
+    assert units.isas_of_this_machine("no compiler is asked") == ("portable", "avx2", "avx512")
+    monkeypatch.setenv(units.BEST_ISA, "avx1024")
+    with pytest.raises(PluginBuildError, match=r"^KVFORGE_BUILD_ISA must be one of portable, avx2, .*, not 'avx1024'"):
+        build.build_library()
+
+
+PORTABLE_ALONE = """
+import os, torch, plugins
+from plugins import build
+plugins.load_library(build.build_library(isas=("portable",)))
+from plugins.packed_linear import pack, packed_linear
+x = torch.randn(3, 64, dtype=torch.bfloat16)
+packed, _ = pack(torch.randn(48, 64, dtype=torch.bfloat16), torch.bfloat16)
+chosen = packed_linear(x, packed, 48)
+os.environ["KVFORGE_CPU_ISA"] = "portable"
+assert torch.equal(chosen, packed_linear(x, packed, 48))
+print("the same", flush=True)
+os.environ["KVFORGE_CPU_ISA"] = "avx2"
+packed_linear(x, packed, 48)
+"""
+
+
+@pytest.mark.skipif("avx2" not in HERE, reason="one instruction set only")
+def test_a_library_with_fewer_instruction_sets_uses_those_that_it_has(library):
+    environment = {name: value for name, value in os.environ.items() if name != "KVFORGE_CPU_ISA"}
+    command = [sys.executable, "-c", PORTABLE_ALONE]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert "asks for kernels that this library lacks; it has those for portable" in result.stderr, result.stderr
+    assert result.stdout == "the same\n"
+
+
+@pytest.fixture(scope="module")
+def other_isas() -> dict[str, str]:
+    return kept_answer("tests.support.other_isas", HERE, refused)
+
+
+def test_kernels_for_other_instruction_sets_can_be_compiled(other_isas):
+    assert not {unit: said for unit, said in other_isas.items() if said}
+    assert len(other_isas) == sum(
+        unit.is_variant for unit in set(units.units(units.all_isas())) - set(units.units(HERE))
+    )
 
 
 @pytest.fixture
 def small_library(monkeypatch, tmp_path) -> Path:
     """An empty cache and a library of one file, which compiles in no time."""
-    marker = [unit for unit in build.units() if unit.source == "native/marker.cpp"]
-    monkeypatch.setattr(build, "units", lambda machine=None: tuple(marker))
+    marker = [unit for unit in units.units([]) if unit.source == "native/marker.cpp"]
+    monkeypatch.setattr(build, "units", lambda isas: tuple(marker))
     monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "a cache"))
     return tmp_path / "a cache"
 
@@ -46,7 +104,7 @@ def test_the_cache_is_used_and_a_damaged_file_is_built_anew(small_library):
     for damage in (b"", whole.digest(), path.read_bytes()[:-1]):
         path.write_bytes(damage)
         assert build.build_library() == path
-        assert plugins.library._sources_of(path) == build.sources_version()
+        assert plugins.library._sources_of(path) == units.sources_version()
         assert path.read_bytes() != damage
     path.unlink()
     assert build.build_library().is_file()
@@ -123,9 +181,9 @@ done
 
 BUILD_SMALL = """
 import os, pathlib, time
-from plugins import build
-marker = tuple(unit for unit in build.units() if unit.source == "native/marker.cpp")
-build.units = lambda machine=None: marker
+from plugins import build, units
+marker = tuple(unit for unit in units.units([]) if unit.source == "native/marker.cpp")
+build.units = lambda isas: marker
 here = pathlib.Path(os.environ["KEPT"])
 (here / f"{os.getpid()}.ready").touch()
 while len(list(here.glob("*.ready"))) < 2:
@@ -142,6 +200,7 @@ def run_two(program: str, folder: Path) -> list[subprocess.CompletedProcess[str]
     compiler.chmod(0o755)
     kept.mkdir()
     own = {"KVFORGE_CACHE": str(cache), "CXX": str(compiler), "KEPT": str(kept), "PYTHONPATH": str(ROOT)}
+    own[units.BEST_ISA] = units.all_isas()[-1]
     command = [sys.executable, "-c", program]
     processes = [
         subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -205,16 +264,16 @@ def test_a_foreign_library_is_refused(content, message, tmp_path):
 
 def test_a_library_of_another_machine_is_refused(monkeypatch, tmp_path):
     path = tmp_path / "operators.so"
-    path.write_text(build.marker())
+    path.write_text(units.marker())
     monkeypatch.setattr(plugins.library, "_loaded", None)
     with pytest.raises(PluginLoadError, match="does not load on this machine"):
         plugins.load_library(path)
 
 
 def test_other_machines_get_the_portable_kernels_only():
-    portable = build.units("aarch64")
+    portable = units.units(units.all_isas("aarch64"))
     assert not any(flag.startswith("-m") for unit in portable for flag in unit.flags)
-    assert {unit.source for unit in build.units("x86_64")} - {unit.source for unit in portable} == {
+    assert {unit.source for unit in units.units(units.all_isas("x86_64"))} - {unit.source for unit in portable} == {
         "packed_linear/cpu_bf16.cpp",
         "packed_linear/cpu_finish_avx512.cpp",
         "packed_linear/cpu_int4_tiles.cpp",
@@ -233,8 +292,8 @@ def test_other_machines_get_the_portable_kernels_only():
 def test_files_for_one_instruction_set_export_nothing_that_others_could_link(compiled_by_two):
     """A weak symbol compiled with AVX-512 could replace the same function of a portable file."""
     checked = 0
-    for unit in build.units():
-        if not any(flag.startswith("-m") or flag.startswith("-DKVFORGE_ISA") for flag in unit.flags):
+    for unit in units.units(units.all_isas()):
+        if not unit.is_variant:
             continue
         target = compiled_by_two[0] / "kept" / unit.object_name
         symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout
@@ -250,14 +309,15 @@ def test_the_table_names_what_exists():
         assert name == operator.name and operator.backends[0] == "reference"
         schema = getattr(torch.ops.kvforge, name).default._schema
         assert str(schema) == str(torch._C.parse_schema(operator.qualified_name + operator.schema))
-        sources = {f"{name}/{path.name}" for path in operator.folder.glob("*.cpp")} - {f"{name}/{build.REGISTER}"}
-        assert sources and {unit.source for unit in build.units("x86_64")} >= sources
+        sources = {f"{name}/{path.name}" for path in operator.folder.glob("*.cpp")} - {f"{name}/{units.REGISTER}"}
+        assert sources and {unit.source for unit in units.units(units.all_isas("x86_64"))} >= sources
         assert operator.variants.keys() <= {path.name for path in operator.folder.iterdir()}
-        assert f'#include "{name}/register.cpp"' in build._registrations()
+        assert f'#include "{name}/register.cpp"' in units.registrations()
 
 
 NO_COMPILER = """#!/bin/sh
 # Writes each call and makes what is asked for, but for headers where they cannot be.
+case "$*" in *-march=native*) g++ "$@"; exit ;; *-print-prog-name=nm) echo true; exit ;; esac
 echo "$@" >> "$CALLS"
 case "$*" in *c++-header*) [ -z "$NO_HEADERS" ] || exit 1 ;; esac
 while [ $# -gt 0 ]; do [ "$1" = -o ] && echo made > "$2"; shift; done
@@ -275,11 +335,11 @@ def test_files_that_know_tensors_share_a_compiled_header(no_headers: str, monkey
     said = [line.split() for line in calls.read_text().splitlines()[1:]]
     compiled = {words[words.index("-c") + 1]: words for words in said if "-c" in words}
     including = {
-        str(build.path_of(unit.source))
-        for unit in build.units()
-        if unit.source != build.REGISTER and "<ATen/core/Tensor.h>" in build.path_of(unit.source).read_text()
+        str(units.path_of(unit.source))
+        for unit in units.units(HERE)
+        if unit.source != units.REGISTER and "<ATen/core/Tensor.h>" in units.path_of(unit.source).read_text()
     }
-    assert len(including) > 15 and len(compiled) == len({unit.source for unit in build.units()})
+    assert len(including) > 15 and len(compiled) == len({unit.source for unit in units.units(HERE)})
     assert {source for source, words in compiled.items() if "-include" in words} == (set() if no_headers else including)
     (header,) = [words[words.index("-o") + 1] for words in said if "c++-header" in words]
     assert all(f"{words[words.index('-include') + 1]}.gch" == header for words in said if "-include" in words)

@@ -55,7 +55,7 @@ def sanitized() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def checked_operators(sanitized, isas) -> Path:
-    return build.build_library(extra_flags=build.SANITIZE, extra_isas=isas)
+    return build.build_library(extra_flags=build.SANITIZE, isas=isas)
 
 
 @pytest.mark.timeout(1800)  # compiling every kernel takes 600 core-seconds on a slow machine
@@ -100,7 +100,7 @@ def test_an_overflow_of_one_element_is_found(sanitized, tmp_path):
     source, library = tmp_path / "planted.cpp", tmp_path / "planted.so"
     source.write_text(PLANTED)
     subprocess.run(
-        [build.find_compiler(), *build._FLAGS, *build.SANITIZE, "-shared", str(source), "-o", str(library)], check=True
+        [build.find_compiler(), *build.FLAGS, *build.SANITIZE, "-shared", str(source), "-o", str(library)], check=True
     )
     result = subprocess.run([sys.executable, "-c", CALL, str(library)], env=sanitized, capture_output=True, text=True)
     assert result.returncode == 99 and result.stdout == "999\n", result.stderr[-3000:]
