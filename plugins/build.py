@@ -33,7 +33,7 @@ FLAGS = (
     "-fno-trapping-math",
 )
 SANITIZE = (  # the memory checkers of g++; their library has to be loaded before everything else
-    "-O1",
+    "-O0",  # finds what -O1 does, and compiles in half the time
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
