@@ -131,11 +131,15 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(library.read_bytes()).hexdigest() == digest.read_text()
 
 
+def flags_with(extra_flags: tuple[str, ...]) -> list[str]:
+    """Return what the compiler is told for every file."""
+    return [*FLAGS, *extra_flags, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+
+
 def _compile(compiler: str, version: str, parts: tuple[Unit, ...], target: Path, extra_flags: tuple[str, ...]) -> None:
     torch_root = Path(torch.__file__).parent
     include = torch_root / "include"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    flags = [*FLAGS, *extra_flags, abi]
+    flags = flags_with(extra_flags)
     includes = [
         *(f"-I{root}" for root in roots()),
         f"-isystem{include}",

@@ -12,11 +12,11 @@ from plugins.registry import roots
 
 
 def refused() -> dict[str, str]:
-    """Return what the compiler says of each file and instruction set, nothing where it would compile it."""
+    """Return what the compiler says against each file and instruction set, nothing where it would compile it."""
     compiler = build.find_compiler()
     here = units.units(units.isas_of_this_machine(compiler))
     others = [unit for unit in units.units(units.all_isas()) if unit.is_variant and unit not in here]
-    flags = [flag for flag in build.FLAGS if flag != "-O3"]
+    flags = [flag for flag in build.flags_with(()) if flag != "-O3"]
     folders = [f"-I{root}" for root in roots()] + [f"-isystem{Path(torch.__file__).parent / 'include'}"]
 
     def said(unit: units.Unit) -> str:
@@ -25,7 +25,5 @@ def refused() -> dict[str, str]:
         return result.stderr if result.returncode else ""
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return {
-            " ".join((unit.source, *unit.flags)): text
-            for unit, text in zip(others, pool.map(said, others), strict=True)
-        }
+        names = (" ".join((unit.source, *unit.flags)) for unit in others)
+        return dict(zip(names, pool.map(said, others), strict=True))
