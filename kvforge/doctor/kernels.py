@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable
 
-from kvforge.common.hardware import ISA_NAMES, best_isa
+from kvforge.common.hardware import ISA_NAMES, available_isas, best_isa
 from kvforge.doctor.finding import EVERY_COMMAND, Check, installed_version
 
 SIZE = 1024
@@ -16,18 +16,23 @@ _NAMES = {**ISA_NAMES, "amx_software": "AMX's on software tiles, for tests"}
 
 def cpu_check() -> Check:
     """The machine, the kernels that it runs, and, once they are compiled, their rate beside torch's."""
-    forced = os.environ.get("KVFORGE_CPU_ISA", "")
-    isa = forced or best_isa()
+    variable, isa = next(
+        ((name, value) for name in ("KVFORGE_CPU_ISA", "KVFORGE_BUILD_ISA") if (value := os.environ.get(name))),
+        ("", best_isa()),
+    )
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     if isa not in _NAMES:
         advice = f"choose from {', '.join(_NAMES)}"
-        return Check("CPU", "missing", f"{machine}, KVFORGE_CPU_ISA={forced}", advice, EVERY_COMMAND)
-    kernels = f"kernels for {_NAMES[isa]}" + (f" (KVFORGE_CPU_ISA; best: {best_isa()})" if forced else "")
+        return Check("CPU", "missing", f"{machine}, {variable}={isa}", advice, EVERY_COMMAND)
+    if variable == "KVFORGE_BUILD_ISA" and isa not in available_isas():  # one that other machines have
+        isa = best_isa()
+    kernels = f"kernels for {_NAMES[isa]}" + (f" ({variable}; best: {best_isa()})" if variable else "")
     try:
         rates = _rates()
     except RuntimeError as error:
         found = f"{machine}, {kernels}: {str(error).splitlines()[0]}"
-        return Check("CPU", "missing", found, "unset KVFORGE_CPU_ISA", EVERY_COMMAND)
+        advice = f"unset {variable}" if variable else "delete it, and the next kvforge build compiles it"
+        return Check("CPU", "missing", found, advice, EVERY_COMMAND)
     told = "not compiled yet, which the first kvforge build does"
     if rates is not None:
         ours, bf16, float32 = rates

@@ -12,11 +12,33 @@ import pytest
 from kvforge.cli import main
 from kvforge.commands import doctor as doctor_command
 from kvforge.common.errors import BuildError
+from kvforge.common.hardware import ISA_NAMES, best_isa
 from kvforge.compiler.toolchain import check_paths
 from kvforge.doctor import checks as doctor
+from kvforge.doctor import kernels
 from kvforge.doctor import packages as doctor_packages
 from kvforge.doctor import serving as doctor_serving
 from kvforge.doctor.finding import EVERY_COMMAND, SERVE, Check
+
+
+@pytest.mark.parametrize(
+    ("variable", "isa", "found"),
+    [
+        ("KVFORGE_CPU_ISA", "portable", "kernels for portable (KVFORGE_CPU_ISA; best: "),
+        ("KVFORGE_BUILD_ISA", "portable", "kernels for portable (KVFORGE_BUILD_ISA; best: "),
+        ("KVFORGE_BUILD_ISA", "amx", f"kernels for {ISA_NAMES[best_isa()]} (KVFORGE_BUILD_ISA; best: "),
+    ],
+)
+def test_the_kernels_are_those_that_variables_name(
+    variable: str, isa: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, isa)
+    monkeypatch.setattr(kernels, "_rates", lambda: None)
+    check = kernels.cpu_check()
+    assert check.status == "ok" and found in check.found
+    monkeypatch.setenv(variable, "sse9")
+    check = kernels.cpu_check()
+    assert check.status == "missing" and check.found.endswith(f"{variable}=sse9") and "portable, avx2" in check.advice
 
 
 def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
