@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.compiler.targets import isa_of
 from kvforge.manifest import SCHEMA_VERSION
 from kvforge.version import __version__
-from plugins.units import sources_version
+from plugins.units import BEST_ISA, sources_version
 
 _SETTLED_NS = 2 * 10**9
 """A file that changed later than this before it was read may change again without another time of change."""
@@ -37,7 +38,7 @@ def engine_key(
     parts: dict[str, Any] = {
         "checkpoint": checkpoint_sha256,
         "options": dataclasses.asdict(options),
-        "machine": [*isa_of(options.target), best_isa()],
+        "machine": [*isa_of(options.target), best_isa(), os.environ.get(BEST_ISA, "")],
         "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],
         "operators": {operator.name: operator.version for operator in plugins.OPERATORS.values()},
     }

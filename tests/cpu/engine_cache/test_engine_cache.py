@@ -98,6 +98,8 @@ def test_another_content_option_or_machine_is_another_engine(
     keys = {cached.key, cached_engine(checkpoint, BuildOptions(kv_dtype="fp8"), folder=folder).key}
     monkeypatch.setattr(cache_key, "best_isa", lambda: "another")
     keys.add(cached_engine(checkpoint, folder=folder).key)
+    monkeypatch.setenv("KVFORGE_BUILD_ISA", "portable")
+    keys.add(cached_engine(checkpoint, folder=folder).key)
     monkeypatch.undo()
     monkeypatch.setattr(cache_build, "build_engine", lambda *given, **more: pytest.fail("built again"))
     moved = shutil.copytree(checkpoint, checkpoint.parent / "moved")
@@ -106,7 +108,7 @@ def test_another_content_option_or_machine_is_another_engine(
         file.write(" ")
     with pytest.raises(pytest.fail.Exception, match="built again"):
         cached_engine(moved, folder=folder)
-    assert len(keys) == len(builds) == 3
+    assert len(keys) == len(builds) == 4
 
 
 def test_another_predictor_is_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
