@@ -195,7 +195,9 @@ def _precompiled(command: list[str], folder: Path) -> tuple[str, ...]:
 def _absent(compiler: str, objects: list[Path]) -> str:
     """Assembler for what `objects` name of kernels that were not compiled, whose instruction sets native/isa.cpp never
     chooses: one invalid instruction in the place of them all."""
-    nm = _run([compiler, "-print-prog-name=nm"]).strip()
+    nm = shutil.which(_run([compiler, "-print-prog-name=nm"]).strip())
+    if nm is None:
+        raise PluginBuildError("The operators cannot be linked: nm is not on PATH; install binutils.")
     defined: set[str] = set()
     named: set[str] = set()
     for line in _run([nm, "-P", "-g", *map(str, objects)]).splitlines():

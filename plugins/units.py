@@ -64,7 +64,7 @@ def isas_of_this_machine(compiler: str) -> tuple[str, ...]:
     """Return the instruction sets that operators are compiled for here: those of this CPU, as ``compiler`` knows it, or
     all up to the one that ``$KVFORGE_BUILD_ISA`` names.
 
-    Raises PluginBuildError where the variable names none.
+    Raises PluginBuildError where the variable names none, or the compiler does not know this CPU.
     """
     every, best = all_isas(), os.environ.get(BEST_ISA)
     if best:
@@ -74,8 +74,12 @@ def isas_of_this_machine(compiler: str) -> tuple[str, ...]:
     if len(every) == 1:
         return every
     command = [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    macros = {line.split()[1] for line in told.splitlines() if line.startswith("#define ")}
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise PluginBuildError(
+            f"{compiler} does not say what this CPU has (-march=native); set {BEST_ISA} to one of {', '.join(every)}."
+        )
+    macros = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("#define ")}
     return tuple(isa for isa in every if macros.issuperset(_macros(isa)))
 
 

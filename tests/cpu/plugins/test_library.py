@@ -52,6 +52,24 @@ def test_the_best_instruction_set_can_be_named(monkeypatch):
         build.build_library()
 
 
+@pytest.mark.skipif(not X86, reason="one instruction set only")
+def test_a_compiler_that_does_not_know_this_cpu_is_named(monkeypatch):
+    monkeypatch.delenv(units.BEST_ISA, raising=False)
+    with pytest.raises(
+        PluginBuildError, match=r"^/bin/false does not say what this CPU has .*; set KVFORGE_BUILD_ISA to"
+    ):
+        units.isas_of_this_machine("/bin/false")
+
+
+def test_no_nm(small_library, monkeypatch):
+    answers = build._run
+    monkeypatch.setattr(
+        build, "_run", lambda command: "no-nm\n" if command[1] == "-print-prog-name=nm" else answers(command)
+    )
+    with pytest.raises(PluginBuildError, match=r"^The operators cannot be linked: nm is not on PATH; install binutils"):
+        build.build_library()
+
+
 PORTABLE_ALONE = """
 import os, torch, plugins
 from plugins import build
