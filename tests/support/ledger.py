@@ -142,6 +142,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        sys.exit(f"There is no ledger {path}: pytest --ledger {path} writes it.")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
