@@ -125,8 +125,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         durations = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
         if found := unknown(terminalreporter.stats.get("passed", []), durations):
             terminalreporter.write_line(
-                f"Tests that took {NEW_S:g} s or more and have no seconds in {DURATIONS.relative_to(ROOT)}, which decides "
-                f"what runs when ({len(found)}; CONTRIBUTING.md says how to add them): {', '.join(sorted(found))}"
+                f"Tests that took {NEW_S:g} s or more and have no seconds in {DURATIONS.relative_to(ROOT)}, which "
+                f"decides what runs when ({len(found)}; CONTRIBUTING.md says how to add them): {', '.join(sorted(found))}"
             )
 
 
