@@ -126,7 +126,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         if found := unknown(terminalreporter.stats.get("passed", []), durations):
             terminalreporter.write_line(
                 f"Tests that took {NEW_S:g} s or more and have no seconds in {DURATIONS.relative_to(ROOT)}, which "
-                f"decides what runs when ({len(found)}; CONTRIBUTING.md says how to add them): {', '.join(sorted(found))}"
+                f"decides what runs when ({len(found)}; CONTRIBUTING.md tells how to add): {', '.join(sorted(found))}"
             )
 
 
