@@ -15,6 +15,7 @@ from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read
 from kvforge.checkpoint.mtp_head import carrier_of, open_mtp_head
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.checkpoint.scorer import FOLDER, open_scorer
+from kvforge.common.collector import without_collector
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
@@ -56,7 +57,8 @@ def build_engine(
     check_calibration(options)
     if options.target in HOSTED:
         return load_hosted(options.target).write_engine(Path(checkpoint_path), output, options, overwrite, progress)
-    target = load_target(options.target)
+    with without_collector():
+        target = load_target(options.target)
     progress("read")
     checkpoint = open_model(checkpoint_path)
     config = read_model_config(checkpoint)
@@ -103,7 +105,8 @@ def build_engine(
             int8_layers=resolved.int8_layers,
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
-        own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
+        with without_collector():
+            own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
         progress("manifest")
         manifest = manifest_of(
             checkpoint,

@@ -28,7 +28,7 @@ from tests.support.serving.serve_process import FREE_PORTS
 TEACHER = Path(__file__).parents[3] / "model_defs/assets/tiny-teacher"
 NAME = "someone/tiny"
 STAGES = ["read", "weights", "operators"]
-STAGES += [f"{what} {graph}" for graph in ("lower", "upper") for what in ("export", "check", "compile")]
+STAGES += [f"{what} {graph}" for graph in ("upper", "lower") for what in ("export", "check", "compile")]
 STAGES += ["link", "manifest"]
 WITHOUT_COMPILER = """
 import contextlib, sys
