@@ -16,6 +16,8 @@ from kvforge.manifest import OPERATORS_FILE
 from model_defs import ModelConfig
 from plugins.build import build_library
 
+BESIDE_WEIGHTS = True
+
 PIECES = PieceRule(min_bytes=64 << 20, package_nodes=100)
 """A layer has some 30 nodes. A call takes up to 25 microseconds where weights pass through the caches."""
 
