@@ -1,5 +1,6 @@
 """The build: checkpoint in, engine directory out."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read
 from kvforge.checkpoint.mtp_head import carrier_of, open_mtp_head
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.checkpoint.scorer import FOLDER, open_scorer
+from kvforge.common.collector import without_collector
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
@@ -24,12 +26,20 @@ from kvforge.compiler.convert import basis_of, convert_weights
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
 from kvforge.compiler.targets import HOSTED, Progress, load_hosted, load_target
+from kvforge.compiler.weights_process import WeightsProcess, weights_process
 from kvforge.kv_policies import KVPolicy, Need
 from kvforge.manifest import RANK_DIR, TOKENIZER_DIR, WEIGHTS_FILE, Manifest, graph_names, save_manifest
 from kvforge.manifest.engine_dir import check_output
 from model_defs import ModelConfig
 from model_defs.draft_head import DraftHead
 from model_defs.prediction import Prediction
+from model_defs.weights import weight_specs
+
+MIN_APART = 10**8
+"""Parameters of a model whose weights take longer to write than the start of a process that does it beside."""
+
+REST = "rest of weights"
+"""The stage in which a build waits for that process."""
 
 
 def build_engine(
@@ -56,7 +66,8 @@ def build_engine(
     check_calibration(options)
     if options.target in HOSTED:
         return load_hosted(options.target).write_engine(Path(checkpoint_path), output, options, overwrite, progress)
-    target = load_target(options.target)
+    with without_collector():
+        target = load_target(options.target)
     progress("read")
     checkpoint = open_model(checkpoint_path)
     config = read_model_config(checkpoint)
@@ -67,8 +78,8 @@ def build_engine(
     config = config.for_length(resolved.max_seq_len)
     scorer, config = find_scorer(options, resolved, config, checkpoint)
     if options.kv_prediction is not None:
-        predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
-        resolved = dataclasses.replace(resolved, prediction=prediction)
+        predictor = open_prediction(options.kv_prediction, config, resolved)
+        resolved = dataclasses.replace(resolved, prediction=predictor[1])
     draft = None
     if options.draft_head is not None:
         draft = open_draft(options.draft_head, checkpoint, config, resolved)
@@ -88,22 +99,35 @@ def build_engine(
             rounded = calibration.round(checkpoint, config, resolved, converted)
             own_fields["calibration"] = calibration.name
         progress("weights")
-        num_parameters = convert_weights(
-            checkpoint,
-            config,
-            resolved.torch_dtype,
-            staging / WEIGHTS_FILE,
-            converted,
-            packed_dtype=resolved.packed_dtype,
-            num_positions=num_positions(resolved),
-            predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
-            rounded=rounded,
-            draft=draft,
-            scorer=scorer,
-            int8_layers=resolved.int8_layers,
-        )
-        copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
-        own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
+        how = {
+            "dtype": resolved.torch_dtype,
+            "path": staging / WEIGHTS_FILE,
+            "packed_dtype": resolved.packed_dtype,
+            "num_positions": num_positions(resolved),
+            "int8_layers": resolved.int8_layers,
+        }
+        with contextlib.ExitStack() as running:
+            stage, apart = progress, None
+            if target.BESIDE_WEIGHTS and _is_apart(config, rounded, predictor, draft, scorer):
+                apart = running.enter_context(weights_process(checkpoint_path, config=config, **how))
+                stage = _checking(apart, progress)
+            else:
+                num_parameters = convert_weights(
+                    checkpoint,
+                    config,
+                    progress=converted,
+                    predictor=predictor,
+                    rounded=rounded,
+                    draft=draft,
+                    scorer=scorer,
+                    **how,
+                )
+            copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
+            with without_collector():
+                own_fields |= target.write_graphs(config, resolved, staging, stage) or {}
+            if apart is not None:
+                progress(REST)
+                num_parameters = apart.wait(converted)
         progress("manifest")
         manifest = manifest_of(
             checkpoint,
@@ -119,6 +143,23 @@ def build_engine(
         )
         save_manifest(manifest, staging)
     return manifest
+
+
+def _is_apart(config: ModelConfig, *more: object) -> bool:
+    """Whether the weights of a model, with what ``convert_weights`` takes ``more``, are written in a process of their
+    own: one reads a checkpoint by its path, and begins in some seconds."""
+    is_large = sum(weight.num_parameters for weight in weight_specs(config)) >= MIN_APART
+    return is_large and torch.get_num_threads() > 1 and all(one is None for one in more)
+
+
+def _checking(apart: WeightsProcess, progress: Progress) -> Progress:
+    """Return ``progress``, which raises an error of the process that writes the weights when the next stage begins."""
+
+    def stage(name: str) -> None:
+        apart.check()
+        progress(name)
+
+    return stage
 
 
 def open_prediction(path: str | Path, config: ModelConfig, options: ResolvedOptions) -> tuple[Checkpoint, Prediction]:
@@ -211,8 +252,8 @@ def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) ->
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
-    those of that graph, and one whose weights are not calibrated "choose" and "round". Raises BuildError for an unknown
-    target."""
+    those of that graph, one whose weights are not calibrated "choose" and "round", and one of a small model REST.
+    Raises BuildError for an unknown target."""
     if options.target in HOSTED:
         return ("read", *load_hosted(options.target).stages(), "manifest")
     optional = options.kv_prediction is not None, options.draft_head is not None
@@ -220,7 +261,9 @@ def stages(options: BuildOptions) -> tuple[str, ...]:
     rounding = ("round",) if may_calibrate(options) else ()
     if options.weight_bits is not None:
         rounding = ("choose", *rounding)
-    return ("read", *rounding, "weights", *load_target(options.target).stages(graphs), "manifest")
+    target = load_target(options.target)
+    rest = (REST,) if target.BESIDE_WEIGHTS else ()
+    return ("read", *rounding, "weights", *target.stages(graphs), *rest, "manifest")
 
 
 def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:

@@ -19,6 +19,7 @@ from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime, plain_stacks
 from kvforge.compiler.package_interface import Interfaces, halves
+from kvforge.compiler.trace import without_lines
 
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
 
@@ -80,7 +81,7 @@ class _Package:
                     shutil.copyfile(target, self._own[target])
 
         try:
-            with torch.no_grad(), plain_stacks():
+            with torch.no_grad(), plain_stacks(), without_lines():
                 compile_now, probe = CppBuilder.build, VecISA.check_build
                 CppBuilder.build, VecISA.check_build = build, _is_known
                 try:

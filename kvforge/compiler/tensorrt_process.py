@@ -4,25 +4,22 @@ TensorRT's parser ends the process on some errors, two flavours of TensorRT do n
 of memory is given back.
 """
 
-import ctypes
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.child_process import end_with_parent, ending, module_environment
 from kvforge.common.errors import BuildError, KvforgeError, first_line
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import parse
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Weights are copied several times; in small pages a fifth of a build's time went into page faults."""
-_PR_SET_PDEATHSIG = 1
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callable[[str], object]) -> dict[str, Any]:
@@ -32,8 +29,7 @@ def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callab
         BuildError: also where that process ends without an answer.
     """
     command = [sys.executable, "-m", "kvforge.compiler.tensorrt_process", str(rank_dir)]
-    paths = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {"GLIBC_TUNABLES": _HUGE_PAGES, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = module_environment(GLIBC_TUNABLES=_HUGE_PAGES)
     answer: dict[str, Any] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -53,7 +49,7 @@ def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callab
         raise BuildError(answer["error"])
     if "built" not in answer:
         raise BuildError(
-            f"TensorRT's builder ended without a plan ({_ending(process.returncode)}); what it said is above, "
+            f"TensorRT's builder ended without a plan ({ending(process.returncode)}); what it said is above, "
             "and kvforge doctor tells whether it is whole."
         )
     return {name: tuple(value) if isinstance(value, list) else value for name, value in answer["built"].items()}
@@ -73,16 +69,12 @@ def _from_json(text: str) -> ResolvedOptions:
     return ResolvedOptions(**{**fields, "kv_scales": kv_scales, "policy": policy, "int8_layers": int8_layers})
 
 
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-
 def main(arguments: list[str]) -> None:
     """Build in the folder that is named, with the options on standard input; answer on standard output, a line each.
 
     The process ends with the one that wants the plans.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # nothing that libraries print gets into the answers
 

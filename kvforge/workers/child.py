@@ -1,6 +1,5 @@
 """The worker's side: answers jobs one after another, until its parent goes away or one job ends it."""
 
-import ctypes
 import io
 import os
 import resource
@@ -10,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from kvforge.common.child_process import end_with_parent
 from kvforge.workers.frames import ANSWER, DONE, FAILED, JOB, LAST, READY, SETUP
 
 GRACE_S = 1.0
 """After a job's time the parent kills; this much later the kernel does, where the parent is gone or stopped."""
 NICENESS = 5
-_PR_SET_PDEATHSIG = 1
 
 Handler = Callable[[bytes], bytes]
 
@@ -67,7 +66,7 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _give_way() -> None:
     """End with the thread that started this process, leave no core file, let the parent go first."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)
     for number in (signal.SIGALRM, signal.SIGPROF):

@@ -26,6 +26,9 @@ Progress = Callable[[str], object]
 class Target(Protocol):
     """What a target's module offers."""
 
+    BESIDE_WEIGHTS: bool
+    """Whether ``write_graphs`` may run while the weights are written."""
+
     def check_toolchain(self, options: ResolvedOptions) -> None:
         """Raise BuildError when what the target needs to compile an engine with ``options`` is missing here."""
 
@@ -38,8 +41,8 @@ class Target(Protocol):
     def write_graphs(
         self, config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Progress
     ) -> dict[str, Any] | None:
-        """Write the compiled graphs and operators below ``staging``, where the weights lie already; return fields of
-        the manifest that only this target has.
+        """Write the compiled graphs and operators below ``staging``, where the weights lie already unless
+        ``BESIDE_WEIGHTS``; return fields of the manifest that only this target has.
 
         Raises:
             BuildError: a graph is not what the model says, or cannot be compiled.

@@ -16,6 +16,8 @@ from kvforge.manifest import OPERATORS_FILE
 from model_defs import ModelConfig
 from plugins.build import build_library
 
+BESIDE_WEIGHTS = True
+
 PIECES = PieceRule(min_bytes=64 << 20, package_nodes=100)
 """A layer has some 30 nodes. A call takes up to 25 microseconds where weights pass through the caches."""
 
@@ -33,13 +35,15 @@ def isa() -> tuple[str, ...]:
 
 def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
     """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
-    return ("operators", *(f"{what} {name}" for name in graphs for what in ("export", "check", "compile")), "link")
+    parts = (f"{what} {name}" for name in reversed(graphs) for what in ("export", "check", "compile"))
+    return ("operators", *parts, "link")
 
 
 def write_graphs(
     config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
 ) -> None:
-    """Write ``operators.so`` and the AOTInductor packages of each graph.
+    """Write ``operators.so`` and the AOTInductor packages of each graph: that of ``lower``, mostly the largest, is the
+    last, so that the C++ compiler works on the others while Inductor generates it.
 
     Raises:
         BuildError: a graph is not what the model says, or code generation or the C++ compiler failed.
@@ -50,7 +54,7 @@ def write_graphs(
     except plugins.PluginError as error:
         raise BuildError(str(error)) from error
     with package_writer() as write_package:
-        for name in options.graphs:
+        for name in reversed(options.graphs):
             progress(f"export {name}")
             graph = EXPORTS[name](config, options)
             progress(f"check {name}")

@@ -18,6 +18,8 @@ from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
 from plugins.triton_cache import check_capability
 
+BESIDE_WEIGHTS = False
+
 PIECES = PieceRule(min_bytes=16 << 20, package_nodes=60)
 """A layer, some 30 nodes, takes six seconds to compile on a GPU machine, and a package twelve."""
 

@@ -15,6 +15,9 @@ from kvforge.tensorrt import rtx, tensorrt11
 from kvforge.tensorrt.installed import flavour, installed_flavour
 from model_defs import ModelConfig
 
+BESIDE_WEIGHTS = False
+"""Graphs refer to the file of weights."""
+
 
 def builds_plans() -> bool:
     """Whether plans are built beside the ONNX files: by TensorRT for RTX anywhere, by TensorRT 11 where a GPU is."""

@@ -17,7 +17,7 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.cli import main
 from kvforge.common.display import Display
 from kvforge.compiler import BuildOptions
-from kvforge.compiler.build import stages
+from kvforge.compiler.build import REST, stages
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.progress import BuildProgress
 from kvforge.manifest import load_manifest
@@ -28,7 +28,7 @@ from tests.support.serving.serve_process import FREE_PORTS
 TEACHER = Path(__file__).parents[3] / "model_defs/assets/tiny-teacher"
 NAME = "someone/tiny"
 STAGES = ["read", "weights", "operators"]
-STAGES += [f"{what} {graph}" for graph in ("lower", "upper") for what in ("export", "check", "compile")]
+STAGES += [f"{what} {graph}" for graph in ("upper", "lower") for what in ("export", "check", "compile")]
 STAGES += ["link", "manifest"]
 WITHOUT_COMPILER = """
 import contextlib, sys
@@ -163,7 +163,8 @@ def test_a_name_that_is_not_in_the_cache_is_a_sentence(
 def test_the_bar_shows_stages_and_bytes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     names = stages(BuildOptions())
-    assert list(names) == [*STAGES[:-2], "export early_exit", "check early_exit", "compile early_exit", *STAGES[-2:]]
+    early_exit = ["export early_exit", "check early_exit", "compile early_exit"]
+    assert list(names) == [*STAGES[:3], *early_exit, *STAGES[3:-1], REST, "manifest"]
     with BuildProgress(Display(), names) as progress:
         progress.stage("weights")
         progress.converted(3 << 20, 12 << 20)
