@@ -20,6 +20,7 @@ from torch import Tensor
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower, export_upper
 from kvforge.compiler.onnx_check import check_graph
+from kvforge.compiler.onnx_decompose import decomposed_by_node
 from kvforge.compiler.onnx_nodes import translations
 from kvforge.compiler.onnx_registry import registry_kept
 from kvforge.compiler.onnx_simplify import simplify
@@ -101,7 +102,7 @@ def _mark(parameters: Iterable[Tensor]) -> None:
 
 def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
     _mark(graph.program.parameters())
-    with _quiet(), registry_kept():
+    with _quiet(), registry_kept(), decomposed_by_node():
         program = torch.onnx.export(
             graph.program,
             dynamo=True,

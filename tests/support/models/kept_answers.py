@@ -5,7 +5,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from tests.support.import_graph import imported_modules, module_name
 from tests.support.models.shelf import BUILT_FROM, ROOT, shared_folder
 
 ANSWER = "answer.json"
-AT_ONCE = 4
-"""Questions in a call of a program: it starts in 3 s, and a question may take 20."""
 PRODUCT = ("kvforge", "model_defs", "plugins")
 
 
@@ -39,18 +37,16 @@ def kept_answer(program: str, question: Any, ask: Callable[[], Any], distributio
 def kept_answers(
     program: str,
     questions: Sequence[Any],
-    ask: Callable[[Sequence[Any]], Sequence[Any]],
+    ask: Callable[[Sequence[Any]], Iterable[Any]],
     distributions: Sequence[str] = (),
 ) -> list[Any]:
-    """Return an answer to each of ``questions``. Those that are not kept are asked ``AT_ONCE`` in a call, and what was
-    answered before a call fails is kept."""
+    """Return an answer to each of ``questions``. Those that are not kept are asked in one call, and each answer is kept
+    when it comes: ``ask`` gives them in the order of its questions."""
     decides = _decides(program, distributions)
     folders = [_folder(decides, program, question) for question in questions]
     missing = [index for index, folder in enumerate(folders) if not folder.is_dir()]
-    for start in range(0, len(missing), AT_ONCE):
-        some = missing[start : start + AT_ONCE]
-        pairs = list(zip(some, ask([questions[index] for index in some]), strict=True))  # nothing of a wrong number
-        for index, answer in pairs:
+    if missing:
+        for index, answer in zip(missing, ask([questions[index] for index in missing]), strict=True):
             text = json.dumps(answer)
             _keep(folders[index], lambda new, text=text: (new / ANSWER).write_text(text, encoding="utf-8"))
     return [json.loads((folder / ANSWER).read_text(encoding="utf-8")) for folder in folders]

@@ -1,5 +1,6 @@
 """The ONNX files of a claim, with random weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,8 +13,8 @@ from model_defs.weights import weight_specs
 from tests.support.tensorrt.claims import Claim
 
 
-def export(claim: Claim, folder: Path) -> None:
-    """Write `weights.safetensors` and `<graph>.onnx` of every graph into `folder`."""
+def export(claim: Claim, folder: Path, graphs: Sequence[str]) -> None:
+    """Write `weights.safetensors` and `<graph>.onnx` of each of `graphs` into `folder`."""
     options, weights = claim.options, folder / "weights.safetensors"
     specs = [TensorSpec(spec.name, tuple(spec.shape), options.torch_dtype) for spec in weight_specs(claim.config)]
     generator = torch.Generator().manual_seed(0)
@@ -22,5 +23,5 @@ def export(claim: Claim, folder: Path) -> None:
         TensorSpec(name, (positions, claim.config.head_dim // 2), torch.float32) for name in ROPE_TABLES[:positions]
     ]
     write_safetensors(weights, specs, lambda spec: torch.randn(spec.shape, generator=generator).to(spec.dtype))
-    for graph in options.graphs:
+    for graph in graphs:
         write_onnx(graph, claim.config, options, folder / f"{graph}.onnx", weights)

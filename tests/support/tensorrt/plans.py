@@ -14,17 +14,14 @@ from tests.support.tensorrt.claims import Claim
 from tests.support.tensorrt.exports import export
 
 
-def answer(trt: ModuleType, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `ask_rtx` asks: of each claim the manifest's fields, and of each of its graphs the builder's report and the
+def answer(trt: ModuleType, question: dict[str, Any]) -> dict[str, Any]:
+    """What `ask_rtx` asks: of a claim the manifest's fields, and of each of its graphs the builder's report and the
     kernels in the plan."""
-    return [_built(Claim(**claim)) for claim in claims]
-
-
-def _built(claim: Claim) -> dict[str, Any]:
+    claim = Claim(**question)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "rank0"
         folder.mkdir()
-        export(claim, folder)
+        export(claim, folder, claim.options.graphs)
         fields = tensorrt_build.build_plans(folder, claim.options, lambda stage: None)
         reports = json.loads((Path(temporary) / PLANS_FILE).read_text())
         kernels = {graph: kernels_in((folder / f"{graph}.plan").read_bytes()) for graph in claim.options.graphs}

@@ -11,7 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +29,49 @@ def skip_without_rtx() -> None:
 
 def ask_rtx(program: str, question: Any) -> Any:
     """Return the program's answer; skips the test where RTX is not installed."""
+    (answer,) = _answers(program, [question])
+    return answer
+
+
+def _answers(program: str, questions: Sequence[Any]) -> Iterator[Any]:
+    """Yield the program's answer to each question, as soon as it has it. One process answers them all."""
     skip_without_rtx()
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.tensorrt.rtx", program]
-    result = subprocess.run(
-        command,
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return json.loads(result.stdout.splitlines()[-1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
+        json.dump(questions, asked)
+        asked.seek(0)
+        with subprocess.Popen(
+            command, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT, env=environment
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield from map(json.loads, process.stdout)
+            except BaseException:
+                process.kill()
+                raise
+        said.seek(0)
+        assert process.returncode == 0, said.read()[-4000:]
 
 
 def built_by_rtx(program: str, questions: Sequence[Any]) -> list[Any]:
-    """Answers of a program that takes a list of questions, where sources alone decide them: each is kept with the
-    engines of tests."""
+    """Answers of a program where sources alone decide them: each is kept with the engines of tests."""
     from tests.support.models.kept_answers import kept_answers
 
     skip_without_rtx()
     versions = ("tensorrt-rtx-cu13-bindings", "onnx")
-    return kept_answers(f"tests.support.tensorrt.{program}", questions, lambda asked: ask_rtx(program, asked), versions)
+    return kept_answers(f"tests.support.tensorrt.{program}", questions, lambda asked: _answers(program, asked), versions)
 
 
 def main(program: str) -> None:
-    """Answer the question on standard input in the last line of standard output."""
+    """Answer the questions on standard input, each in a line of standard output, to which nothing else is written."""
     from kvforge.tensorrt.api import trt
 
-    answer = importlib.import_module(f"tests.support.tensorrt.{program}").answer
-    print(json.dumps(answer(trt, json.load(sys.stdin))))
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        answer = importlib.import_module(f"tests.support.tensorrt.{program}").answer
+        for question in json.load(sys.stdin):
+            print(json.dumps(answer(trt, question)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

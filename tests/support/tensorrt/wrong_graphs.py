@@ -18,6 +18,7 @@ from plugins.trt_target import compile_for
 from tests.support.tensorrt.claims import POLICIES, Claim
 from tests.support.tensorrt.exports import export
 
+GRAPH = "lower"
 CLAIM = Claim(cut=2)
 OBSERVING = Claim(cut=2, kv_policy="snapkv")
 CHOOSING = Claim(cut=2, kv_policy=POLICIES["shadowkv"])
@@ -110,7 +111,7 @@ GRAPHS: dict[str, Callable[[onnx.ModelProto], None]] = {
 }
 
 
-def answer(trt: ModuleType, questions: list[None]) -> list[dict[str, str]]:
+def answer(trt: ModuleType, question: None) -> dict[str, str]:
     """What `ask_rtx` asks: what the builder says of the lower graph of `CLAIM` with each of `GRAPHS`, "built" where it
     is content; of a plugin that forgot that it writes in place; and of graphs that observe or choose chunks."""
     from kvforge.tensorrt import rtx
@@ -118,7 +119,7 @@ def answer(trt: ModuleType, questions: list[None]) -> list[dict[str, str]]:
     rtx.register_plugins()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        export(CLAIM, folder)
+        export(CLAIM, folder, [GRAPH])
         said = {name: _said(folder, CLAIM, damage) for name, damage in GRAPHS.items()}
         write = PLUGINS["RopePagedKvWrite"]
         outputs = write.outputs
@@ -133,10 +134,10 @@ def answer(trt: ModuleType, questions: list[None]) -> list[dict[str, str]]:
     }.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            export(claim, folder)
+            export(claim, folder, [GRAPH])
             for damage in damages:
                 said[damage.__name__] = _said(folder, claim, damage)
-    return [said]
+    return said
 
 
 def _as_new(inputs: Any, outputs: tuple[Any, ...]) -> tuple[SymbolicTensor, ...]:
@@ -145,13 +146,13 @@ def _as_new(inputs: Any, outputs: tuple[Any, ...]) -> tuple[SymbolicTensor, ...]
 
 def _said(folder: Path, claim: Claim, damage: Callable[[onnx.ModelProto], None]) -> str:
     """Stops before the plan is built where the network is refused."""
-    model = onnx.load(folder / "lower.onnx", load_external_data=False)
+    model = onnx.load(folder / f"{GRAPH}.onnx", load_external_data=False)
     damage(model)
     file = folder / "damaged.onnx"
     file.write_bytes(model.SerializeToString())
     try:
         with compile_for(80), mock.patch.object(tensorrt_build, "check_report"):
-            tensorrt_build.build_plan("lower", file, folder / "damaged.plan", claim.options)
+            tensorrt_build.build_plan(GRAPH, file, folder / "damaged.plan", claim.options)
     except BuildError as error:
         return str(error)
     return "built"
