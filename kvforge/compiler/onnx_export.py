@@ -88,7 +88,7 @@ def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weight
     _attach_functions(model, options)
     RemoveUnusedNodesPass()(model)
     ClearMetadataAndDocStringPass()(model)
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
     return model
 

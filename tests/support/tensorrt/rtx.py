@@ -5,6 +5,7 @@
 calls `answer(trt, question)` of `tests.support.tensorrt.api_names` there; question and answer are JSON.
 """
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -72,6 +73,7 @@ def main(program: str) -> None:
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         answer = importlib.import_module(f"tests.support.tensorrt.{program}").answer
+        gc.freeze()  # a tenth of an export is looking for garbage among modules
         for question in json.load(sys.stdin):
             print(json.dumps(answer(trt, question)), file=answers, flush=True)
 
