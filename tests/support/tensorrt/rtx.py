@@ -61,7 +61,9 @@ def built_by_rtx(program: str, questions: Sequence[Any]) -> list[Any]:
 
     skip_without_rtx()
     versions = ("tensorrt-rtx-cu13-bindings", "onnx")
-    return kept_answers(f"tests.support.tensorrt.{program}", questions, lambda asked: _answers(program, asked), versions)
+    return kept_answers(
+        f"tests.support.tensorrt.{program}", questions, lambda asked: _answers(program, asked), versions
+    )
 
 
 def main(program: str) -> None:
