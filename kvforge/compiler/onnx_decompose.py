@@ -35,8 +35,8 @@ def decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgr
     has an entry nor is rewritten here; then a new program is returned.
     """
     graph = program.graph
-    rewritten = [(node, _RULES[node.target](node)) for node in graph.nodes if node.target in _RULES]
-    others = (node for node in graph.nodes if node.op not in ("placeholder", "output") and node.target not in _RULES)
+    rewritten = [(node, rule(node)) for node in graph.nodes if (rule := _RULES.get(node.target))]
+    others = (node for node in graph.nodes if node.op not in ("placeholder", "output") and not _RULES.get(node.target))
     known = set(get_onnx_implemented_overloads(registry))
     if not all(rewrite for _, rewrite in rewritten) or not all(_stays(node, known) for node in others):
         return _TORCHS(program, registry)
@@ -49,12 +49,12 @@ def decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgr
 
 def _stays(node: fx.Node, known: set[Any]) -> bool:
     """Whether torch's decomposition leaves the node as it is, where ``known`` are the operators with ONNX."""
-    target = node.target
-    if target in (operator.getitem, _ATEN._assert_tensor_metadata.default):  # the exporter drops the second
+    called = node.target
+    if called in (operator.getitem, _ATEN._assert_tensor_metadata.default):  # the exporter drops the second
         return True
-    if not isinstance(target, torch._ops.OpOverload) or target not in known or target._schema.is_mutable:
+    if not isinstance(called, torch._ops.OpOverload) or called not in known or called._schema.is_mutable:
         return False
-    return not _is_cia_op(target) or _is_preservable_cia_op(target)
+    return not _is_cia_op(called) or _is_preservable_cia_op(called)
 
 
 def _become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
