@@ -63,9 +63,10 @@ class WeightsProcess:
 def weights_process(checkpoint: str | Path, **arguments: Any) -> Iterator[WeightsProcess]:
     """Begin ``convert_weights`` of the checkpoint at a path, with these further arguments and as many threads as here;
     the process ends with the block."""
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    # Not -m, which warns of a module that its package imports. The folder that the user is in has no modules of ours.
+    begin = f"import sys; sys.path = [one for one in sys.path if one]; from {__name__} import main; main()"
     started = subprocess.Popen(
-        command,
+        [sys.executable, "-c", begin],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=module_environment(OMP_WAIT_POLICY="passive"),  # threads that spin would take the compiler's core

@@ -21,13 +21,3 @@ def test_the_collector_is_as_before(was_on: bool) -> None:
         assert not gc.isenabled()
         raise ValueError("enough")
     assert gc.isenabled() == was_on
-
-
-def test_blocks_of_two_threads_leave_it_on() -> None:
-    """Whichever is left first."""
-    first, second = without_collector(), without_collector()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    second.__exit__(None, None, None)
-    assert gc.isenabled()

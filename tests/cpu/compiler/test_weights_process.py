@@ -24,6 +24,7 @@ STAGES = ["read", "weights", "operators"]
 STAGES += [f"{what} {graph}" for graph in ("upper", "lower") for what in ("export", "check", "compile")]
 STAGES += ["link", build.REST, "manifest"]
 MARK = "KVFORGE_TEST_OF_WEIGHTS"
+Graphs = Callable[[Callable[[str], object]], None]
 
 
 @pytest.fixture
@@ -42,8 +43,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> "list[subprocess.Popen[bytes]]":
     return begun
 
 
-def with_graphs(graphs: Callable[[Callable[[str], object]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "write_graphs", lambda config, options, staging, progress: graphs(progress))
+def refused(
+    checkpoint: Path, folder: Path, graphs: Graphs, error: type[Exception], words: str, patch: pytest.MonkeyPatch
+) -> None:
+    """A build whose graphs are made by ``graphs`` says why it ended, and leaves nothing."""
+    patch.setattr(cpu, "write_graphs", lambda config, options, staging, progress: graphs(progress))
+    with pytest.raises(error, match=words):
+        build_engine(checkpoint, folder / "engine")
+    assert os.listdir(folder) == ["checkpoint"]
 
 
 def stages_without_end(progress: Callable[[str], object]) -> None:
@@ -75,10 +82,7 @@ def test_weights_that_fail_end_the_graphs(
     weights = load_file(checkpoint / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][1, 2] = torch.nan
     save_file(weights, checkpoint / "model.safetensors")
-    with_graphs(stages_without_end, monkeypatch)
-    with pytest.raises(CheckpointError, match="up_proj"):
-        build_engine(checkpoint, tmp_path / "out" / "engine")
-    assert os.listdir(tmp_path / "out") == []
+    refused(checkpoint, tmp_path, stages_without_end, CheckpointError, "up_proj", monkeypatch)
 
 
 def test_graphs_that_fail_end_the_weights(
@@ -87,11 +91,8 @@ def test_graphs_that_fail_end_the_weights(
     def fail(progress: Callable[[str], object]) -> None:
         raise BuildError("enough.")
 
-    with_graphs(fail, monkeypatch)
-    with pytest.raises(BuildError, match="enough"):
-        build_engine(checkpoint, tmp_path / "out" / "engine")
+    refused(checkpoint, tmp_path, fail, BuildError, "enough", monkeypatch)
     assert started[-1].returncode is not None
-    assert os.listdir(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -105,10 +106,7 @@ def test_a_process_that_is_killed_is_a_sentence(
         if not waits:
             stages_without_end(progress)
 
-    with_graphs(kill, monkeypatch)
-    with pytest.raises(BuildError, match=r"ended without an answer \(SIGKILL\)"):
-        build_engine(checkpoint, tmp_path / "out" / "engine")
-    assert os.listdir(tmp_path / "out") == []
+    refused(checkpoint, tmp_path, kill, BuildError, r"ended without an answer \(SIGKILL\)", monkeypatch)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
