@@ -1,10 +1,11 @@
 """Writing a safetensors file tensor by tensor, so that a checkpoint larger than memory can be converted."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -48,8 +49,9 @@ def write_safetensors(
     specs: Sequence[TensorSpec],
     produce: Callable[[TensorSpec], Tensor],
     metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write ``path``; ``produce(spec)`` is called once per tensor and its result dropped after writing.
+) -> str:
+    """Write ``path``; ``produce(spec)`` is called once per tensor and its result dropped after writing. Returns the
+    file's SHA-256 as hexadecimal text, which a thread computes of each tensor while it is written.
 
     ``metadata`` goes into the header; transformers looks for ``{"format": "pt"}`` there. Data starts at a multiple of
     64 bytes, and tensors whose size is one come first, so that these are aligned for vector loads when the file is
@@ -70,14 +72,19 @@ def write_safetensors(
         offset += spec.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+    begin = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(begin)
+    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as pool:
+        file.write(begin)
         for spec in ordered:
-            _write_tensor(file, spec, produce(spec))
+            data = _bytes_of(produce(spec), spec)
+            hashing = pool.submit(digest.update, data)
+            file.write(data)
+            hashing.result()
+    return digest.hexdigest()
 
 
-def _write_tensor(file: BinaryIO, spec: TensorSpec, tensor: Tensor) -> None:
+def _bytes_of(tensor: Tensor, spec: TensorSpec) -> memoryview:
     if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
         raise ValueError(f"{spec.name}: expected {spec.dtype} {spec.shape}, got {tensor.dtype} {tuple(tensor.shape)}")
-    file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())

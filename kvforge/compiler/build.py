@@ -107,12 +107,12 @@ def build_engine(
             "int8_layers": resolved.int8_layers,
         }
         with contextlib.ExitStack() as running:
-            stage, apart = progress, None
+            stage, apart, checkpoint_sha256 = progress, None, None
             if target.BESIDE_WEIGHTS and _is_apart(config, rounded, predictor, draft, scorer):
                 apart = running.enter_context(weights_process(checkpoint_path, config=config, **how))
                 stage = _checking(apart, progress)
             else:
-                num_parameters = convert_weights(
+                written = convert_weights(
                     checkpoint,
                     config,
                     progress=converted,
@@ -127,16 +127,17 @@ def build_engine(
                 own_fields |= target.write_graphs(config, resolved, staging, stage) or {}
             if apart is not None:
                 progress(REST)
-                num_parameters = apart.wait(converted)
+                written, checkpoint_sha256 = apart.wait(converted)
         progress("manifest")
         manifest = manifest_of(
-            checkpoint,
+            checkpoint.sha256() if checkpoint_sha256 is None else checkpoint_sha256,
             config,
             resolved,
             staging,
             isa=target.isa(),
             torch_version=torch.__version__,
-            num_parameters=num_parameters,
+            known={staging / WEIGHTS_FILE: written.sha256},
+            num_parameters=written.num_parameters,
             weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
             operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
             **own_fields,

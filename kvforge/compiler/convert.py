@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +43,13 @@ ROPE_TABLES = ("rope_cos", "rope_sin")
 EMBEDDING = "embed.weight"
 
 
+class Converted(NamedTuple):
+    """What was written: the number of parameters, and the file's SHA-256 as hexadecimal text."""
+
+    num_parameters: int
+    sha256: str
+
+
 def convert_weights(
     checkpoint: Checkpoint,
     config: ModelConfig,
@@ -55,8 +63,8 @@ def convert_weights(
     draft: tuple[Checkpoint, DraftHead] | None = None,
     scorer: Checkpoint | None = None,
     int8_layers: Collection[str] = (),
-) -> int:
-    """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
+) -> Converted:
+    """Write every tensor of the graphs in ``dtype`` to ``path``.
 
     With ``packed_dtype`` the weights of linear layers are packed as that, those of ``int8_layers`` as int8, in the
     basis that ``basis_of`` says, or are those of ``rounded`` by the layer's name, which it empties. One fused tensor is
@@ -133,9 +141,9 @@ def convert_weights(
         written += spec.num_bytes
         return sources[spec.name]()
 
-    write_safetensors(path, specs, produce)
+    digest = write_safetensors(path, specs, produce)
     progress(written, total)
-    return sum(weight.num_parameters for weight in weights)
+    return Converted(sum(weight.num_parameters for weight in weights), digest)
 
 
 def basis_of(checkpoint: Checkpoint, config: ModelConfig, packed_dtype: torch.dtype | None) -> StreamBasis | None:

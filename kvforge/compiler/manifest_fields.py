@@ -1,7 +1,9 @@
 """The manifest of an engine that was written, and the tokenizer's files."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvforge.checkpoint import Checkpoint
@@ -31,16 +33,23 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
 
 
 def manifest_of(
-    checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions, folder: Path, *left_out: str, **more: Any
+    checkpoint_sha256: str,
+    config: ModelConfig,
+    options: ResolvedOptions,
+    folder: Path,
+    *left_out: str,
+    known: Mapping[Path, str] = MappingProxyType({}),
+    **more: Any,
 ) -> Manifest:
-    """Return the manifest of an engine whose files lie in ``folder``, but for folders of the names ``left_out``;
-    ``more`` are the fields that neither model nor options decide."""
+    """Return the manifest of an engine whose files lie in ``folder``, but for folders of the names ``left_out``.
+    ``known`` has the SHA-256 of files that are not read again; ``more`` are the fields that neither model nor options
+    decide."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not {*left_out} & {*path.parts})
     return Manifest(
         schema_version=SCHEMA_VERSION,
         kvforge_version=__version__,
         **manifest_fields(config, options),
         **more,
-        checkpoint_sha256=checkpoint.sha256(),
-        files={str(path.relative_to(folder)): sha256_of(path) for path in files},
+        checkpoint_sha256=checkpoint_sha256,
+        files={str(path.relative_to(folder)): known.get(path) or sha256_of(path) for path in files},
     )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from kvforge.checkpoint.model import open_model
 from kvforge.common.child_process import end_with_parent, ending, module_environment
 from kvforge.common.errors import BuildError, KvforgeError
-from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.convert import Converted, convert_weights
 
 _SAID = (KvforgeError, OSError, MemoryError)
 """What the process answers with when it fails; any other error is on its standard error."""
@@ -26,16 +27,16 @@ class WeightsProcess:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        self._num_parameters: int | None = None
+        self._answer: tuple[Converted, str] | None = None
 
     def check(self) -> None:
         """Raise what ``wait`` raises, if the process has failed."""
         if self._process.poll() is not None:
             self.wait()
 
-    def wait(self, converted: Callable[[int, int], object] = lambda done, total: None) -> int:
-        """Return the number of parameters when the weights are written; ``converted`` as ``convert_weights`` calls its
-        ``progress``, but a hundred times or so.
+    def wait(self, converted: Callable[[int, int], object] = lambda done, total: None) -> tuple[Converted, str]:
+        """Return what ``convert_weights`` did when the weights are written, and the checkpoint's SHA-256, for which
+        it was read meanwhile; ``converted`` as ``convert_weights`` calls its ``progress``, but a hundred times or so.
 
         Raises:
             BuildError: the process ended without an answer.
@@ -43,20 +44,20 @@ class WeightsProcess:
         """
         assert self._process.stdout is not None
         with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it ended, perhaps in the middle of an answer
-            while self._num_parameters is None:
+            while self._answer is None:
                 kind, what = pickle.load(self._process.stdout)
                 if kind == "error":
                     raise what
                 if kind == "converted":
                     converted(*what)
                 else:
-                    self._num_parameters = what
-        if self._num_parameters is None:
+                    self._answer = what
+        if self._answer is None:
             raise BuildError(
                 f"The process that writes the weights ended without an answer ({ending(self._process.wait())}); what "
                 "it said is above, and a machine with more memory helps if it was killed."
             )
-        return self._num_parameters
+        return self._answer
 
 
 @contextlib.contextmanager
@@ -107,6 +108,8 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the process that has begun this one has opened it, too
                 checkpoint = open_model(path)
-            say("written", convert_weights(checkpoint, progress=converted, **arguments))
+            reading = ThreadPoolExecutor(max_workers=1).submit(checkpoint.sha256)
+            written = convert_weights(checkpoint, progress=converted, **arguments)
+            say("written", (written, reading.result()))
         except _SAID as error:
             say("error", error)

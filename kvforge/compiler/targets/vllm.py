@@ -101,7 +101,7 @@ def write_engine(
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         progress("manifest")
         manifest = manifest_of(
-            checkpoint,
+            checkpoint.sha256(),
             hosted,
             resolved,
             staging,

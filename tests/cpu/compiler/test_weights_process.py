@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvforge.checkpoint.model import open_model
 from kvforge.common.errors import BuildError, CheckpointError
 from kvforge.compiler import build, build_engine, weights_process
 from kvforge.compiler.targets import cpu
-from kvforge.manifest import WEIGHTS_FILE
+from kvforge.manifest import WEIGHTS_FILE, verify_files
 from tests.support.rounding import config_of
 
 STAGES = ["read", "weights", "operators"]
@@ -73,6 +74,8 @@ def test_the_file_is_the_same(checkpoint: Path, tmp_path: Path, started: list, m
     monkeypatch.setattr(build, "_is_apart", lambda *_: False)
     here = build_engine(checkpoint, tmp_path / "here")
     assert here == apart
+    verify_files(tmp_path / "here", here)
+    assert apart.checkpoint_sha256 == open_model(checkpoint).sha256()
     assert (tmp_path / "here" / WEIGHTS_FILE).read_bytes() == (tmp_path / "apart" / WEIGHTS_FILE).read_bytes()
 
 

@@ -245,7 +245,9 @@ def test_the_weights_in_memory_are_those_that_are_counted(
     shape = {"num_hidden_layers": 4, "n_routed_experts": 64, "num_experts": 64, "q_lora_rank": query_rank}
     path = make_checkpoint(tmp_path / "c", FAMILY, cut=2, group_size=2, dtype=torch.bfloat16, **shape)
     config = config_of(path)
-    parameters = convert_weights(open_model(path), config, torch.bfloat16, tmp_path / "w", packed_dtype=dtype)
+    parameters = convert_weights(
+        open_model(path), config, torch.bfloat16, tmp_path / "w", packed_dtype=dtype
+    ).num_parameters
     held = sum(tensor.nbytes for key, tensor in load_file(tmp_path / "w").items() if key != FREQUENCIES)
     counted = config
     assert (num_parameters(counted), weight_bytes(counted, name)) == (parameters, held)
