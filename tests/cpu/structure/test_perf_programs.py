@@ -17,6 +17,7 @@ WORKERS = {
     "peers/llama_prefix_worker.py",
     "peers/llama_worker.py",
     "peers/openvino_worker.py",
+    "peers/pace_worker.py",
     "peers/transformers_worker.py",
     "peers/vllm_prefix_worker.py",
     "peers/vllm_worker.py",

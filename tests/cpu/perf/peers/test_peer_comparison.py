@@ -29,6 +29,7 @@ from perf.peers.systems import (
     NO_CUT_INT8,
     OPENVINO,
     OPENVINO_INT4,
+    PACE,
     PEERS,
     TRANSFORMERS,
     VARIANTS,
@@ -185,6 +186,7 @@ def test_what_cannot_run_is_said_first_and_loses_nothing(tmp_path: Path):
         (["--systems", NO_CUT], "holds runs"),
         (["--systems", TRANSFORMERS, "--append"], "need --peers-python"),
         (["--peers-python", str(tmp_path / "python"), "--append"], "is not a program"),
+        (["--systems", PACE, "--pace-python", str(tmp_path / "python"), "--append"], "pace-python .* is not a program"),
         (["--systems", NO_CUT, "--only", "nope", "--append"], "no workload 'nope'"),
     ):
         with pytest.raises(KvforgeError, match=words):
