@@ -63,7 +63,8 @@ class WeightsProcess:
 def weights_process(checkpoint: str | Path, **arguments: Any) -> Iterator[WeightsProcess]:
     """Begin ``convert_weights`` of the checkpoint at a path, with these further arguments and as many threads as here;
     the process ends with the block."""
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    no_folder = "import sys; sys.path[:] = filter(None, sys.path)"  # no modules of the current folder, as here
+    command = [sys.executable, "-c", f"{no_folder}; from {__name__} import main; main()"]
     started = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

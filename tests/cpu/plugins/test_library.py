@@ -70,6 +70,21 @@ def test_no_nm(small_library, monkeypatch):
         build.build_library()
 
 
+CALLER = """
+namespace mine { namespace isa_avx512 { void run(); struct Sum { void add() const; }; } void other(); }
+void call(mine::isa_avx512::Sum& sum) { mine::isa_avx512::run(); sum.add(); mine::other(); }
+"""
+
+
+@pytest.mark.skipif(not X86, reason="one instruction set only")
+def test_kernels_that_are_absent_may_be_in_any_namespace(tmp_path):
+    compiler, source = build.find_compiler(), tmp_path / "caller.cpp"
+    source.write_text(CALLER)
+    subprocess.run([compiler, "-c", str(source), "-o", str(tmp_path / "caller.o")], check=True)
+    labels = re.findall(r"(?m)^(\w+):$", build._absent(compiler, [tmp_path / "caller.o"]))
+    assert labels == ["_ZN4mine10isa_avx5123runEv", "_ZNK4mine10isa_avx5123Sum3addEv"]
+
+
 PORTABLE_ALONE = """
 import os, torch, plugins
 from plugins import build
