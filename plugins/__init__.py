@@ -8,10 +8,18 @@ operators, which are as good as those here.
 import sys
 
 from plugins.errors import PluginBuildError, PluginError, PluginLoadError
-from plugins.library import load_library
+from plugins.library import has_kernels_for, load_library
 from plugins.operator import Operator
 from plugins.registry import OPERATORS
 
 globals().update({name: getattr(sys.modules[f"plugins.{name}"], name) for name in OPERATORS})
 
-__all__ = ["OPERATORS", "Operator", "PluginBuildError", "PluginError", "PluginLoadError", "load_library"]
+__all__ = [
+    "OPERATORS",
+    "Operator",
+    "PluginBuildError",
+    "PluginError",
+    "PluginLoadError",
+    "has_kernels_for",
+    "load_library",
+]

@@ -21,7 +21,7 @@ import torch
 from plugins.errors import PluginBuildError
 from plugins.object_cache import forget_old, mark_used, object_path
 from plugins.registry import roots
-from plugins.units import REGISTER, Unit, isas_of_this_machine, path_of, registrations, sources_version, units
+from plugins.units import REGISTER, Unit, all_isas, isas_of_this_machine, path_of, registrations, sources_version, units
 
 FLAGS = (
     "-std=c++20",
@@ -38,8 +38,8 @@ SANITIZE = (  # the memory checkers of g++; their library has to be loaded befor
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 )
-_VARIANT = re.compile(r"_ZN7kvforge\d+isa_")
-"""The mangled names of the namespaces KVFORGE_ISA."""
+_VARIANT = re.compile("_Z.*?(" + "|".join(f"{4 + len(isa)}isa_{isa}" for isa in all_isas()) + ")")
+"""The mangled names of what is in namespaces KVFORGE_ISA, wherever these are."""
 _TENSOR_HEADER = "ATen/core/Tensor.h"
 """What most of the files that know tensors take longest for."""
 _MANY = 5

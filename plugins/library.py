@@ -10,15 +10,17 @@ import torch
 from plugins import build, units
 from plugins.errors import PluginLoadError
 
-_MARKER = re.compile(rb"kvforge-operators sources=([0-9a-f]+) torch=([^;]+);")
+_MARKER = re.compile(rb"kvforge-operators sources=([0-9a-f]+) torch=([^;]+);(?: isas=([a-z0-9_,]*);)?")
 
 
 @dataclass(frozen=True)
 class LoadedLibrary:
-    """The library in this process: the file and the hash of the sources it was compiled from."""
+    """The library in this process: the file, the hash of the sources it was compiled from, and for which instruction
+    sets; none where it does not say, and then it was for all."""
 
     path: Path
     sources: str
+    isas: tuple[str, ...]
 
 
 _lock = threading.Lock()
@@ -35,7 +37,7 @@ def load_library(path: Path | str | None = None) -> Path:
     """
     global _loaded
     with _lock:
-        sources = units.sources_version() if path is None else _sources_of(Path(path))
+        sources = units.sources_version() if path is None else _marked(Path(path)).sources
         if _loaded is not None:
             if _loaded.sources == sources:
                 return _loaded.path
@@ -51,12 +53,17 @@ def load_library(path: Path | str | None = None) -> Path:
             raise PluginLoadError(
                 f"The operator library {file} does not load on this machine ({error}); rebuild it here."
             ) from error
-        _loaded = LoadedLibrary(file, sources)
+        _loaded = _marked(file)
         return file
 
 
-def _sources_of(path: Path) -> str:
-    """Checks the file's marker and returns the hash of its sources."""
+def has_kernels_for(isa: str) -> bool:
+    """Whether the library in this process was compiled for an instruction set, too."""
+    return _loaded is not None and (isa in _loaded.isas or not _loaded.isas)
+
+
+def _marked(path: Path) -> LoadedLibrary:
+    """Checks the file's marker and returns what it says."""
     try:
         match = _MARKER.search(path.read_bytes())
     except OSError as error:
@@ -71,4 +78,4 @@ def _sources_of(path: Path) -> str:
             f"The operator library {path} was built for torch {torch_version} and this is torch "
             f"{torch.__version__}; rebuild the engine or install that torch."
         )
-    return match[1].decode()
+    return LoadedLibrary(path, match[1].decode(), tuple(match[3].decode().split(",")) if match[3] else ())

@@ -93,7 +93,7 @@ def units(isas: Sequence[str]) -> tuple[Unit, ...]:
     """Return the object files of the library for these instruction sets."""
     plain = [
         Unit("native/isa.cpp", (f'-DKVFORGE_COMPILED_ISAS="{",".join(isas)}"',)),
-        Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',)),
+        Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker(isas)}"',)),
     ]
     variants = []
     for name, operator in OPERATORS.items():
@@ -130,6 +130,6 @@ def sources_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def marker() -> str:
+def marker(isas: Sequence[str]) -> str:
     """The text inside the library by which a file is recognised without loading it."""
-    return f"kvforge-operators sources={sources_version()} torch={torch.__version__};"
+    return f"kvforge-operators sources={sources_version()} torch={torch.__version__}; isas={','.join(isas)};"

@@ -1,7 +1,6 @@
 """What this machine's CPU can run, read without importing torch."""
 
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 
 _VECTOR_EXTENSIONS = (
@@ -67,16 +66,14 @@ def cpu_isa() -> tuple[str, ...]:
     return (platform.machine(), *sorted(flag for flag in flags if flag.startswith(_VECTOR_EXTENSIONS)))
 
 
-def best_isa(extensions: Iterable[str] | None = None) -> str:
-    """Return the best variant of the kernels for a CPU with these vector extensions (default: this one), a key of
-    ``ISA_EXTENSIONS``."""
-    return available_isas(extensions)[-1]
+def best_isa() -> str:
+    """Return the best variant of the kernels for this CPU, a key of ``ISA_EXTENSIONS``."""
+    return available_isas()[-1]
 
 
-def available_isas(extensions: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return the variants of the kernels that a CPU with these vector extensions (default: this one) runs, the best
-    last."""
-    flags = set(cpu_isa() if extensions is None else extensions)
+def available_isas() -> tuple[str, ...]:
+    """Return the variants of the kernels that this CPU runs, the best last."""
+    flags = set(cpu_isa())
     return tuple(name for name, needed in ISA_EXTENSIONS.items() if flags >= needed)
 
 

@@ -118,19 +118,19 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
             f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
             "rebuild the engine on this machine with kvforge build."
         )
-    if (built_for := best_isa(manifest.isa)) != best_isa():
-        logger.warning(
-            "%s was built for %s kernels and this CPU runs %s: build it here with kvforge build for full speed.",
-            engine_dir,
-            ISA_NAMES[built_for],
-            ISA_NAMES[best_isa()],
-        )
     check_operators(manifest, engine_dir)
     keep_freed_memory(LARGEST_TEMPORARY)
     try:
-        plugins.load_library(engine_dir / OPERATORS_FILE)
+        library = plugins.load_library(engine_dir / OPERATORS_FILE)
     except plugins.PluginError as error:
         raise EngineError(str(error)) from error
+    if not plugins.has_kernels_for(best_isa()):
+        logger.warning(
+            "The kernels for %s, which this CPU runs, were not compiled into %s: build the engine here with kvforge build "
+            "for full speed.",
+            ISA_NAMES[best_isa()],
+            library,
+        )
     weights = load_weights(engine_dir)
     with private_tmpdir():
         graphs = {name: load_graph(engine_dir, name, weights) for name in manifest.graphs}

@@ -79,6 +79,13 @@ def test_the_file_is_the_same(checkpoint: Path, tmp_path: Path, started: list, m
     assert (tmp_path / "here" / WEIGHTS_FILE).read_bytes() == (tmp_path / "apart" / WEIGHTS_FILE).read_bytes()
 
 
+def test_modules_of_the_current_folder_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('not the one of Python')\n")
+    monkeypatch.chdir(tmp_path)
+    with weights_process.weights_process("missing") as apart, pytest.raises(CheckpointError, match="missing"):
+        apart.wait()
+
+
 def test_weights_that_fail_end_the_graphs(
     checkpoint: Path, tmp_path: Path, started: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import plugins
 from kvforge.common.errors import EngineError
-from kvforge.common.hardware import cpu_isa
+from kvforge.common.hardware import ISA_NAMES, best_isa, cpu_isa
 from kvforge.runtime.sessions import cpu
 
 
@@ -19,25 +20,26 @@ class Reached(Exception):
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads an engine with the instruction sets given, as far as to what follows them."""
+    """Loads an engine that was built for the instruction sets given, as far as to its weights."""
 
     def reached(*args: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(cpu, "check_operators", reached)
+    monkeypatch.setattr(cpu, "check_operators", lambda *given: None)
+    monkeypatch.setattr(plugins, "load_library", lambda path: path)
+    monkeypatch.setattr(cpu, "load_weights", reached)
     return lambda isa: cpu.load_session(Path("engine"), SimpleNamespace(isa=isa, torch_version=torch.__version__))
 
 
-def test_a_better_cpu_than_the_engine_was_built_for_is_said(load: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        with pytest.raises(Reached):
-            load(cpu_isa())
-        assert not caplog.messages
-        if len(cpu_isa()) > 1:
-            with pytest.raises(Reached):
-                load(cpu_isa()[:1])
-            (said,) = caplog.messages
-            assert said.startswith("engine was built for portable kernels and this CPU runs ")
+@pytest.mark.parametrize("lacks", [False, True])
+def test_kernels_that_were_not_compiled_are_said(
+    lacks: bool, load: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugins, "has_kernels_for", lambda isa: isa != best_isa() or not lacks)
+    with caplog.at_level(logging.WARNING), pytest.raises(Reached):
+        load(cpu_isa())
+    said = f"The kernels for {ISA_NAMES[best_isa()]}, which this CPU runs, were not compiled into engine"
+    assert [message.startswith(said) for message in caplog.messages] == [True] * lacks
 
 
 def test_a_lesser_cpu_is_refused(load: Any) -> None:
