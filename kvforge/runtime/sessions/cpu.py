@@ -126,8 +126,8 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
         raise EngineError(str(error)) from error
     if not plugins.has_kernels_for(best_isa()):
         logger.warning(
-            "The kernels for %s, which this CPU runs, were not compiled into %s: build the engine here with kvforge build "
-            "for full speed.",
+            "The kernels for %s, which this CPU runs, were not compiled into %s: build the engine here with kvforge "
+            "build for full speed.",
             ISA_NAMES[best_isa()],
             library,
         )
