@@ -89,17 +89,21 @@ def _view(node: fx.Node) -> Rewrite | None:
 
 
 def _chunk(node: fx.Node) -> Rewrite | None:
+    if node.kwargs:
+        return None
     source, count, dim = (*node.args, 0)[:3]
     size = _value(source).shape[dim]
-    if isinstance(size, SymInt) or node.kwargs:
+    if isinstance(size, SymInt):
         return None
     return lambda: _become(node, _ATEN.split.Tensor, node.args[0], -(-size // count), dim)
 
 
 def _tensor_split(node: fx.Node) -> Rewrite | None:
+    if node.kwargs:
+        return None
     source, indices, dim = (*node.args, 0)[:3]
     size = _value(source).shape[dim]
-    if isinstance(size, SymInt) or node.kwargs:
+    if isinstance(size, SymInt):
         return None
     bounds, dim = [0, *indices, size], dim % _value(source).dim()
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -53,9 +54,10 @@ class WeightsProcess:
                 else:
                     self._answer = what
         if self._answer is None:
+            code = self._process.wait()
             raise BuildError(
-                f"The process that writes the weights ended without an answer ({ending(self._process.wait())}); what "
-                "it said is above, and a machine with more memory helps if it was killed."
+                f"The process that writes the weights ended without an answer ({ending(code)}); "
+                + ("a machine with more memory helps." if code == -signal.SIGKILL else "what it said is above.")
             )
         return self._answer
 
