@@ -116,7 +116,7 @@ def test_a_process_that_is_killed_is_a_sentence(
         if not waits:
             stages_without_end(progress)
 
-    refused(checkpoint, tmp_path, kill, BuildError, r"ended without an answer \(SIGKILL\)", monkeypatch)
+    refused(checkpoint, tmp_path, kill, BuildError, r"ended without an answer \(SIGKILL\); a machine", monkeypatch)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
