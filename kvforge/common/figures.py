@@ -1,5 +1,6 @@
 """Figures through matplotlib, written whole or not at all."""
 
+import collections
 import contextlib
 import io
 import re
@@ -37,13 +38,21 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def compact_svg(data: bytes) -> bytes:
     """The same drawing of matplotlib's without metadata, indentation, breaks in the data of paths, names of groups,
-    turns by nothing, and the fonts between the first and the last that a text may have."""
+    turns by nothing, and the fonts between the first and the last that a text may have; a style that several elements
+    have is a class."""
     data = re.sub(rb" <metadata>.*?</metadata>\n", b"", data, flags=re.DOTALL)
     data = re.sub(rb"(font-family: '[^']*'), [^;\"]*(sans-serif)", rb"\1, \2", data)
     data = re.sub(rb' transform="rotate\(-0 [^)]*\)"', b"", data)
     data = re.sub(rb'<g id="[^"]*"', b"<g", data)
     data = re.sub(rb' d="([^"]*)"', lambda found: b' d="%b"' % re.sub(rb"\s*([A-Za-z])\s*", rb"\1", found[1]), data)
-    return re.sub(rb"\n +<", b"\n<", data)
+    data = re.sub(rb"\n +<", b"\n<", data)
+    styles = collections.Counter(re.findall(rb' style="([^"]*)"', data))
+    rules = []
+    for style in (style for style, count in styles.items() if count > 2):
+        name = b"s%d" % len(rules)
+        data = data.replace(b' style="%b"' % style, b' class="%b"' % name)
+        rules.append(b".%b{%b}" % (name, style))
+    return data.replace(b"</style>", b"".join(rules) + b"</style>", 1)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
