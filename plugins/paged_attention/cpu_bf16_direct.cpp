@@ -3,29 +3,15 @@
 #include "paged_attention/cpu_bf16.h"
 #include "paged_attention/cpu_bf16_vectors.h"
 #include "paged_attention/cpu_groups.h"
+#include "paged_attention/cpu_stream.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kSlab = 16;              // keys of which all heads are worked on in turn
-constexpr int64_t kBytesAhead = 24 << 10;  // by which a piece is fetched ahead of its use
-
-// The vectors of one piece in the order of their use: those of K, then those of V, of KV head 0.
-template <typename Pool>
-struct Stream {
-  const Pool* rows[2 * kKeyBlock];
-  int64_t k_rows, count, ahead;
-  int64_t k_head_stride, v_head_stride, dim;
-
-  // Into the second-level cache: it has more misses under way than the first.
-  void fetch(int64_t begin, int64_t end, int64_t kv_head) const {
-    end = smaller(end, count);
-    for (int64_t i = begin; i < end; ++i) {
-      const char* p = reinterpret_cast<const char*>(rows[i] + kv_head * (i < k_rows ? k_head_stride : v_head_stride));
-      for (int64_t b = 0; b < bytes_of<Pool>(dim); b += 64) _mm_prefetch(p + b, _MM_HINT_T1);
-    }
-  }
-};
+// Keys, and values, of which all heads are worked on in turn: 8 KV heads of 128 are 2 KiB apart from key to key, so that
+// of more keys a head's lines would take most ways of their sets in the first-level cache.
+constexpr int64_t kSlab = 8;
+constexpr int64_t kValueSlab = 16;
 
 // Sums of the 128-bit lanes of four vectors, as one vector.
 inline __m512 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
@@ -108,21 +94,11 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
   float* top = reinterpret_cast<float*>(weights + all * kKeyBlock);
   float* total = top + all;
 
-  Stream<Pool> stream{.k_head_stride = a.k.head_stride, .v_head_stride = a.v.head_stride, .dim = dim};
   const int64_t padded = round_up(keys, 8);
-  int64_t offsets[kKeyBlock];
-  const Pool** next = stream.rows;
-  const PagedTensor* const pools[] = {&a.k, &a.v};
-  for (const PagedTensor* pool : pools) {
-    key_offsets(a, *pool, heads[0].pages, begin, end, offsets);
-    for (int64_t i = 0; i < padded; ++i)
-      *next++ = static_cast<const Pool*>(pool->data) + offsets[larger(smaller(base + i, end - 1) - begin, 0)];
-  }
-  stream.k_rows = padded;
-  stream.count = 2 * padded;
-  stream.ahead = round_up(kBytesAhead / (count * bytes_of<Pool>(dim)) + 1, 8);
-  for (int64_t row = 0; row < stream.ahead; row += 8)
-    for (int64_t h = 0; h < count; ++h) stream.fetch(row, row + 8, heads[h].kv_head);
+  const Places k_places(a, a.k, heads[0].pages, base, padded, begin, end);
+  const Places v_places(a, a.v, heads[0].pages, base, padded, begin, end);
+  Stream stream(a, work, k_places, v_places, padded, kSlab, kValueSlab);
+  const auto place = [](const Places& places, int64_t i) { return reinterpret_cast<const Pool*>(places.of[i]); };
 
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
@@ -135,9 +111,9 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
     for (int64_t h = 0; h < count; ++h) {
       const int64_t kv_head = heads[h].kv_head, stop = smaller(slab + kSlab, padded);
       for (int64_t key = slab; key < stop; key += 8) {
-        stream.fetch(stream.ahead + key, stream.ahead + key + 8, kv_head);
+        stream.fetch(8);
         const Pool* k[8];
-        for (int64_t i = 0; i < 8; ++i) k[i] = stream.rows[key + i] + kv_head * a.k.head_stride;
+        for (int64_t i = 0; i < 8; ++i) k[i] = place(k_places, key + i) + kv_head * a.k.head_stride;
         in_groups(rows, [&](int64_t r, auto group) {
           score_keys<group.value, Whole>(k, dim, q + (h * rows + r) * q_size, q_size,
                                   scores + (h * rows + r) * kKeyBlock + key);
@@ -161,12 +137,12 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
       std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }
 
-  for (int64_t slab = 0; slab < padded; slab += kSlab)
+  for (int64_t slab = 0; slab < padded; slab += kValueSlab)
     for (int64_t h = 0; h < count; ++h) {
-      const int64_t kv_head = heads[h].kv_head, num = smaller(kSlab, padded - slab);
-      stream.fetch(stream.ahead + padded + slab, stream.ahead + padded + slab + num, kv_head);
-      const Pool* v[kSlab];
-      for (int64_t i = 0; i < num; ++i) v[i] = stream.rows[padded + slab + i] + kv_head * a.v.head_stride;
+      const int64_t kv_head = heads[h].kv_head, num = smaller(kValueSlab, padded - slab);
+      stream.fetch(num);
+      const Pool* v[kValueSlab];
+      for (int64_t i = 0; i < num; ++i) v[i] = place(v_places, slab + i) + kv_head * a.v.head_stride;
       for (int64_t d = 0; d < dim; d += 64)
         in_groups(rows, [&](int64_t r, auto group) {
           add_values<group.value, Whole>(v, num, d, dim, weights + (h * rows + r) * kKeyBlock + slab,

@@ -1,14 +1,22 @@
 // The kernel for bfloat16 queries and pools of int8 and int4 by VNNI. A row has the same bits from tiles and directly: the
 // sums of a key block are exact (cpu_vnni.h), and blocks are added one after the other (add_block).
 #include "paged_attention/cpu_ahead.h"
+#include "paged_attention/cpu_stream.h"
 #include "paged_attention/cpu_vnni.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kStrip = 16;     // rows of a tile that are worked on at once
-constexpr int64_t kSlab = 32;       // direct() works on whole ones, of keys
-constexpr int64_t kValueSlab = 64;  // keys whose values are weighed at once there
+constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
+constexpr int64_t kStep = 32;   // direct() works on whole ones, of keys
+constexpr int64_t kSlabBytes = 16 << 10;
+
+// Keys of which all heads are worked on in turn: in more bytes a head's lines would take most ways of their sets in the
+// first-level cache.
+int64_t slab_of(const PagedTensor& pool) {
+  return larger(16, smaller(64, kSlabBytes / (pool.slot_stride * pool.element_bytes) / 16 * 16));
+}
+
 
 // Calls body(Pool{}) with a value of the pool's type.
 template <typename Body>
@@ -19,21 +27,6 @@ inline auto with_integers(const PagedTensor& pool, const Body& body) {
 int64_t value_vectors(const AttentionArgs& a) {
   return with_integers(a.v, [&](auto pool) { return value_vectors<decltype(pool)>(a.head_dim); });
 }
-
-// Where the first bytes of keys lie in a pool, of KV head 0: those of keys [begin, end) from `base` on; the others have
-// those of the nearest one, and weigh nothing.
-struct Places {
-  const char* of[kKeyBlock];
-
-  Places(const AttentionArgs& a, const PagedTensor& pool, const int32_t* pages, int64_t base, int64_t padded, int64_t begin,
-         int64_t end) {
-    int64_t offsets[kKeyBlock];
-    key_offsets(a, pool, pages, begin, end, offsets + begin - base);
-    for (int64_t i = 0; i < begin - base; ++i) offsets[i] = offsets[begin - base];
-    for (int64_t i = end - base; i < padded; ++i) offsets[i] = offsets[end - base - 1];
-    for (int64_t i = 0; i < padded; ++i) of[i] = static_cast<const char*>(pool.data) + offsets[i];
-  }
-};
 
 // Packed block: K as [16 keys' group, columns, 64], then V as [four keys' group, vectors, 64].
 int64_t column_bytes(const AttentionArgs& a) { return a.head_dim / 4 * 64; }
@@ -152,7 +145,7 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
     finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
 }
 
-// Of direct(): the split queries of the rows of a head.
+// Of direct(): the split queries of the rows of all heads.
 struct DirectScratch {
   RowScratch rows;
   char* q;
@@ -168,84 +161,91 @@ struct DirectScratch {
   }
 };
 
-// Scores of the rows of a head over the keys at `places`, those of 16 keys at a time; `after` is called after each.
-template <typename Pool, typename After>
-void score_head(const AttentionArgs& a, const Rows& head, const Places& keys, int64_t padded, const DirectScratch& at,
-                const After& after) {
-  const int64_t q_stride = query_bytes(a.head_dim), shift = head.kv_head * a.k.head_stride;
-  for (int64_t key = 0; key < padded; key += 16) {
-    // Columns are multiplied as they come: packing and products use other parts of the CPU.
-    in_groups(num_rows(head), [&](int64_t r, auto group) {
-      score_keys<group.value>(
-          [&](const auto& use) __attribute__((always_inline)) {
-            take_columns<Pool>(keys.of + key, shift, a.k.head_bytes, use);
-          },
-          at.q + r * q_stride, q_stride, at.queries + r, at.rows.scores + r * kKeyBlock + key);
-    });
-    after();
-  }
+// Scores of `rows` rows from `first` on over the 16 keys at `keys`, their head at `shift`.
+template <typename Pool>
+void score_sixteen(const AttentionArgs& a, const char* const* keys, int64_t shift, int64_t first, int64_t rows,
+                   const DirectScratch& at, float* scores) {
+  const int64_t q_stride = query_bytes(a.head_dim);
+  // Columns are multiplied as they come: packing and products use other parts of the CPU.
+  in_groups(rows, [&](int64_t r, auto group) {
+    score_keys<group.value>(
+        [&](const auto& use) __attribute__((always_inline)) { take_columns<Pool>(keys, shift, a.k.head_bytes, use); },
+        at.q + (first + r) * q_stride, q_stride, at.queries + first + r, scores + r * kKeyBlock);
+  });
 }
 
-// Sums of the values at `places` by the rows' weights, kValueSlab at a time; after(keys) is called after each.
-template <typename Pool, typename After>
-void weigh_head(const AttentionArgs& a, const Rows& head, const Places& values, int64_t padded, const DirectScratch& at,
-                const After& after) {
-  const int64_t vectors = at.rows.vectors, shift = head.kv_head * a.v.head_stride;
-  for (int64_t slab = 0; slab < padded; slab += kValueSlab) {
-    const int64_t num = smaller(kValueSlab, padded - slab);
-    in_groups(num_rows(head), [&](int64_t r, auto group) {
-      add_all_values<group.value>(
-          [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
-            const int64_t b = vector / 2 * kTaken<Pool>;
-            take_values<Pool>(values.of + slab + 4 * g, shift + b, a.v.head_bytes - b, x);
-          },
-          num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab, at.rows.sums + r * vectors * 16,
-          vectors * 16);
-    });
-    after(num);
-  }
-}
-
-// Rows of one KV head over keys [begin, end), which lie in the block from `base` on.
-void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& head, const Places& keys,
-                 const Places& values, int64_t base, const DirectScratch& at, Ahead& ahead, int64_t lines) {
-  const int64_t rows = num_rows(head), dim = a.head_dim, q_stride = query_bytes(dim);
-  const int64_t padded = round_up(work.end - base, kSlab);
-  const int64_t lines_of_16 = lines / (2 * padded / 16) + 1;
-
-  for (int64_t r = 0; r < rows; ++r) at.queries[r] = take_query(a, head, head.row_begin + r, at.q + r * q_stride);
-  with_integers(a.k, [&](auto pool) {
-    score_head<decltype(pool)>(a, head, keys, padded, at, [&] { ahead.fetch(lines_of_16); });
+// Adds the `count` values at `values` by the weights of `rows` rows from `first` on; asks for as many of the stream.
+template <typename Pool>
+void weigh_slab(const AttentionArgs& a, const char* const* values, int64_t shift, int64_t slab, int64_t count,
+                int64_t first, int64_t rows, const DirectScratch& at, Stream& stream) {
+  const int64_t vectors = at.rows.vectors;
+  in_groups(rows, [&](int64_t r, auto group) {
+    add_all_values<group.value>(
+        [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
+          if (vector == 0 && r == 0) stream.fetch(4);
+          const int64_t b = vector / 2 * kTaken<Pool>;
+          take_values<Pool>(values + 4 * g, shift + b, a.v.head_bytes - b, x);
+        },
+        count / 4, vectors, at.rows.weights + (first + r) * kWeightBytes + 2 * slab,
+        at.rows.sums + (first + r) * vectors * 16, vectors * 16);
   });
-  float key_scales[kScaleFloats];
-  const BlockScales scales = gather_scales(a, head, base, work.begin, work.end, key_scales);
-  for (int64_t r = 0; r < rows; ++r)
-    at.weights[r] =
-        split_weights(a, position(a, head, head.row_begin + r), work.begin, work.end, base, padded, at.queries[r].factor,
-                      scales, at.rows.scores + r * kKeyBlock, at.rows.weights + r * kWeightBytes);
-  std::memset(at.rows.sums, 0, rows * at.rows.vectors * 64);
-  with_integers(a.v, [&](auto pool) {
-    weigh_head<decltype(pool)>(a, head, values, padded, at, [&](int64_t num) { ahead.fetch(lines_of_16 * (num / 16)); });
-  });
-  float* const partial = head.partial == nullptr ? nullptr : head.partial + work.split * rows * (dim + 2);
-  for (int64_t r = 0; r < rows; ++r)
-    finish_row(a, head, head.row_begin + r, at.rows.ordered(a, r, at.weights[r]), at.weights[r].top,
-               at.weights[r].total, partial);
 }
 
 void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
-  const int64_t base = work.begin / kSlab * kSlab, padded = round_up(work.end - base, kSlab);
-  const DirectScratch at(a, num_rows(work.heads[0]), scratch);
-  // All of the next piece: this one's first head already needs lines of all its keys.
+  const int64_t base = work.begin / kStep * kStep, padded = round_up(work.end - base, kStep), dim = a.head_dim;
+  const int64_t rows = num_rows(work.heads[0]), all = rows * work.count;
+  const DirectScratch at(a, all, scratch);
   Ahead ahead;
   if (next != nullptr) {
-    ahead.add(a, a.k, a.k_scales, *next);
-    ahead.add(a, a.v, a.v_scales, *next);
+    if (!Stream::fetches(a.k)) ahead.add(a, a.k, *next);
+    if (!Stream::fetches(a.v)) ahead.add(a, a.v, *next);
+    ahead.add(a, a.k_scales, *next);
+    ahead.add(a, a.v_scales, *next);
   }
+  const int64_t lines_at_once = ahead.lines() / (work.count * padded / 16) + 1;
   const Places keys(a, a.k, work.heads[0].pages, base, padded, work.begin, work.end);
   const Places values(a, a.v, work.heads[0].pages, base, padded, work.begin, work.end);
-  for (int64_t h = 0; h < work.count; ++h)
-    direct_head(a, work, work.heads[h], keys, values, base, at, ahead, ahead.lines() / work.count);
+  const int64_t k_slab = slab_of(a.k), v_slab = slab_of(a.v);
+  Stream stream(a, work, keys, values, padded, k_slab, v_slab);
+
+  for (int64_t r = 0; r < all; ++r) {
+    const Rows& head = work.heads[r / rows];
+    at.queries[r] = take_query(a, head, head.row_begin + r % rows, at.q + r * query_bytes(dim));
+  }
+  with_integers(a.k, [&](auto pool) {
+    for (int64_t slab = 0; slab < padded; slab += k_slab)
+      for (int64_t h = 0; h < work.count; ++h)
+        for (int64_t key = slab; key < smaller(slab + k_slab, padded); key += 16) {
+          stream.fetch(16);
+          ahead.fetch(lines_at_once);
+          score_sixteen<decltype(pool)>(a, keys.of + key, work.heads[h].kv_head * a.k.head_stride, h * rows, rows, at,
+                                        at.rows.scores + h * rows * kKeyBlock + key);
+        }
+  });
+
+  float key_scales[kScaleFloats];
+  BlockScales scales;
+  for (int64_t r = 0; r < all; ++r) {
+    const Rows& head = work.heads[r / rows];
+    if (r % rows == 0) scales = gather_scales(a, head, base, work.begin, work.end, key_scales);
+    at.weights[r] = split_weights(a, position(a, head, head.row_begin + r % rows), work.begin, work.end, base, padded,
+                                  at.queries[r].factor, scales, at.rows.scores + r * kKeyBlock,
+                                  at.rows.weights + r * kWeightBytes);
+  }
+
+  std::memset(at.rows.sums, 0, all * at.rows.vectors * 64);
+  with_integers(a.v, [&](auto pool) {
+    for (int64_t slab = 0; slab < padded; slab += v_slab)
+      for (int64_t h = 0; h < work.count; ++h)
+        weigh_slab<decltype(pool)>(a, values.of + slab, work.heads[h].kv_head * a.v.head_stride, slab,
+                                   smaller(v_slab, padded - slab), h * rows, rows, at, stream);
+  });
+  for (int64_t r = 0; r < all; ++r) {
+    const Rows& head = work.heads[r / rows];
+    float* const partial = head.partial == nullptr ? nullptr : head.partial + work.split * rows * (dim + 2);
+    finish_row(a, head, head.row_begin + r % rows, at.rows.ordered(a, r, at.weights[r]), at.weights[r].top,
+               at.weights[r].total, partial);
+  }
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
