@@ -10,24 +10,20 @@ namespace {
 
 constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
 
-// acc[Rows, Vectors] += A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each element is summed in
-// the order of the depth, whatever the shape.
+// acc[Rows, Vectors] += A B for one pair of the depth, with B in pairs of it.
 template <int Rows, int Vectors>
-inline __attribute__((always_inline)) void add_products(__m512 (&acc)[Rows][Vectors], int64_t depth, const bf16* a,
-                                                        int64_t lda, const bf16* b, int64_t ldb) {
-  for (int64_t k = 0; k < depth; k += 2) {
-    __m512bh right[Vectors];
+inline __attribute__((always_inline)) void add_pair(__m512 (&acc)[Rows][Vectors], const bf16* a, int64_t lda,
+                                                    const bf16* b) {
+  __m512bh right[Vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j)
-      right[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + k * ldb + j * 32));
+  for (int j = 0; j < Vectors; ++j) right[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + j * 32));
 #pragma GCC unroll 16
-    for (int i = 0; i < Rows; ++i) {
-      int32_t pair;
-      std::memcpy(&pair, a + i * lda + k, sizeof pair);
-      const __m512bh left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+  for (int i = 0; i < Rows; ++i) {
+    int32_t pair;
+    std::memcpy(&pair, a + i * lda, sizeof pair);
+    const __m512bh left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 #pragma GCC unroll 4
-      for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], left, right[j]);
-    }
+    for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], left, right[j]);
   }
 }
 
@@ -39,13 +35,24 @@ inline __attribute__((always_inline)) void for_each(const Value& value) {
     for (int j = 0; j < Vectors; ++j) value(i, j);
 }
 
-// C[Rows, Vectors * 16] = A B.
+// C[Rows, Vectors * 16] = A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each element is summed in
+// the order of the depth, whatever the shape.
 template <int Rows, int Vectors>
 inline void multiply(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc) {
   __m512 acc[Rows][Vectors];
   for_each<Rows, Vectors>([&](int i, int j) { acc[i][j] = _mm512_setzero_ps(); });
-  add_products(acc, depth, a, lda, b, ldb);
+  for (int64_t k = 0; k < depth; k += 2) add_pair(acc, a + k, lda, b + k * ldb);
   for_each<Rows, Vectors>([&](int i, int j) { _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]); });
+}
+
+// acc[half] of two halves of the depth, whose sums do not wait for each other.
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void add_both(__m512 (&acc)[2][Rows][Vectors], int64_t quarter, const bf16* a,
+                                                    int64_t lda, const bf16* b, int64_t ldb) {
+  for_each<Rows, Vectors>([&](int i, int j) { acc[0][i][j] = acc[1][i][j] = _mm512_setzero_ps(); });
+  for (int64_t k = 0; k < quarter; k += 2)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) add_pair(acc[half], a + half * quarter + k, lda, b + (half * quarter + k) * ldb);
 }
 
 // The same by sums over the four quarters of the depth, added as (0 + 1) + (2 + 3).
@@ -53,17 +60,12 @@ template <int Rows, int Vectors>
 inline void multiply_quarters(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
                               int64_t ldc) {
   const int64_t quarter = depth / 4;
-  __m512 sum[Rows][Vectors], half[Rows][Vectors];
-  for_each<Rows, Vectors>([&](int i, int j) { sum[i][j] = half[i][j] = _mm512_setzero_ps(); });
-  add_products(sum, quarter, a, lda, b, ldb);
-  add_products(half, quarter, a + quarter, lda, b + quarter * ldb, ldb);
-  for_each<Rows, Vectors>([&](int i, int j) { sum[i][j] = _mm512_add_ps(sum[i][j], half[i][j]); });
-  __m512 other[Rows][Vectors];
-  for_each<Rows, Vectors>([&](int i, int j) { other[i][j] = half[i][j] = _mm512_setzero_ps(); });
-  add_products(other, quarter, a + 2 * quarter, lda, b + 2 * quarter * ldb, ldb);
-  add_products(half, quarter, a + 3 * quarter, lda, b + 3 * quarter * ldb, ldb);
+  __m512 sum[Rows][Vectors], acc[2][Rows][Vectors];
+  add_both(acc, quarter, a, lda, b, ldb);
+  for_each<Rows, Vectors>([&](int i, int j) { sum[i][j] = _mm512_add_ps(acc[0][i][j], acc[1][i][j]); });
+  add_both(acc, quarter, a + 2 * quarter, lda, b + 2 * quarter * ldb, ldb);
   for_each<Rows, Vectors>([&](int i, int j) {
-    sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_add_ps(other[i][j], half[i][j]));
+    sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_add_ps(acc[0][i][j], acc[1][i][j]));
     _mm512_storeu_ps(c + i * ldc + j * 16, sum[i][j]);
   });
 }
