@@ -15,6 +15,7 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kVectors = 4;  // of 16 outputs
 constexpr int64_t kLine = 64;
+constexpr int kLinesOfFew = 2;  // that each of two or three tiles fetches, of a group
 
 template <int... I>
 using Indices = std::integer_sequence<int, I...>;
@@ -37,10 +38,11 @@ inline __attribute__((always_inline)) void multiply_rows(Indices<I...>, Indices<
                                                          const LinearTile& t, const char* next, int32_t* sums) {
   const int64_t row_stride = t.band_stride;
   const char* weight = t.weight;
+  constexpr auto kHint = Lines == kLinesOfFew && kFewRows > 0 ? _MM_HINT_T0 : _MM_HINT_T1;
   __m512i sum[] = {(t.add ? _mm512_loadu_si512(sums + I * 16) : _mm512_setzero_si512())...};
   for (int64_t g = 0; g < t.groups; ++g, rows += kGroupBytes, weight += kPanelGroupBytes, next += Lines * kLine) {
     const __m512i right[] = {_mm512_loadu_si512(weight + J * kLine)...};
-    ((J < Lines ? _mm_prefetch(next + J * kLine, _MM_HINT_T1) : void()), ...);
+    ((J < Lines ? _mm_prefetch(next + J * kLine, kHint) : void()), ...);
     __m512i left;
     ((left = I % kVectors == 0 ? broadcast_word(rows + I / kVectors * row_stride) : left,
       add_products(sum[I], left, right[I % kVectors])),
@@ -71,7 +73,7 @@ void multiply_tile(int64_t num_rows, const char* rows, const LinearTile& t, cons
 void multiply(const LinearTile& t) {
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
   const bool fetches = t.next != nullptr && (tiles > 1 || kFetchesInOrder);
-  const int64_t lines = !fetches ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
+  const int64_t lines = !fetches ? 0 : tiles == 1 ? 4 : tiles < 4 ? kLinesOfFew : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.band_stride;
@@ -79,7 +81,7 @@ void multiply(const LinearTile& t) {
     int32_t* sums = static_cast<int32_t*>(t.sums) + begin * kPanel;
     switch (i < fetching ? lines : 0) {
       case 4: multiply_tile<4>(count, rows, t, next, sums); break;
-      case 2: multiply_tile<2>(count, rows, t, next, sums); break;
+      case kLinesOfFew: multiply_tile<kLinesOfFew>(count, rows, t, next, sums); break;
       case 1: multiply_tile<1>(count, rows, t, next, sums); break;
       default: multiply_tile<0>(count, rows, t, next, sums);
     }
@@ -95,6 +97,7 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
 
 namespace KVFORGE_ISA {
 extern const LinearKernel linear_int8_kernel = {
+    .few_rows = kFewRows,
     .takes_x = takes_x,
     .band_bytes = row_bytes<uint8_t>,
     .prepare = prepare,

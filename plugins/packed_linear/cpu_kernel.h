@@ -72,12 +72,19 @@ constexpr bool kFetchesInOrder = false;
 constexpr bool kFetchesInOrder = true;
 #endif
 
+// Of kernels whose rows are in tiles of 6: rows of up to three tiles, with which all of a block is fetched while the one
+// before it is multiplied. On a Zen 5 the second-level cache would be too far for it: a miss that waits for memory there
+// keeps one of the first level's few busy.
+constexpr int64_t kFewRows = kFetchesInOrder ? 0 : 18;
+
 // One weight dtype on one instruction set. Each sum runs over the depth in order, whatever the shape of the tile.
 struct LinearKernel {
   int64_t band_rows = 1;
   int64_t row_group_bytes = kGroupBytes;  // of a prepared row
   int64_t panel_group_bytes = kPanelGroupBytes;
   int64_t depth_block = 512;  // groups that are multiplied before the next rows have their turn, a multiple of 16
+  // The same for up to `few_rows` rows: a block, which the next one joins in the first-level cache.
+  int64_t few_rows = 0, few_rows_depth_block = 64;
   // Rows of a piece, whole bands: with a depth block of them and of a panel, 192 fill half of the L2.
   int64_t row_block = 192;
   // Half as many rows are a piece where they would take more bytes than this, prepared, over their whole depth.

@@ -13,13 +13,17 @@ inline int64_t rows_of_piece(const LinearArgs& args, const LinearKernel& kernel)
   return bytes > kernel.piece_bytes ? kernel.row_block / 2 : kernel.row_block;
 }
 
+inline int64_t depth_block(const LinearArgs& args, const LinearKernel& kernel) {
+  return args.rows <= kernel.few_rows ? kernel.few_rows_depth_block : kernel.depth_block;
+}
+
 // The product of one block of rows and one panel after the other.
 class Product {
  public:
   Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
       : args_(args), kernel_(kernel), groups_(groups), rows_(rows_of_piece(args, kernel)),
         // The rows of a single band have no turns to take.
-        blocks_(args.rows <= kernel.band_rows ? 1 : (groups + kernel.depth_block - 1) / kernel.depth_block) {}
+        blocks_(args.rows <= kernel.band_rows ? 1 : (groups - 1) / depth_block(args, kernel) + 1) {}
 
   // rows: where the first prepared band would be; next: the piece after this one or -1.
   void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {
