@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 
 _FORMATS = (".png", ".svg", ".pdf")
+
+_STYLED = re.compile(rb'(<[^<>]*?) style="([^"]*)"')
+"""A tag up to its style, and the style; what a text says is none."""
 
 
 def check_figure(path: Path) -> None:
@@ -46,13 +50,17 @@ def compact_svg(data: bytes) -> bytes:
     data = re.sub(rb'<g id="[^"]*"', b"<g", data)
     data = re.sub(rb' d="([^"]*)"', lambda found: b' d="%b"' % re.sub(rb"\s*([A-Za-z])\s*", rb"\1", found[1]), data)
     data = re.sub(rb"\n +<", b"\n<", data)
-    styles = collections.Counter(re.findall(rb' style="([^"]*)"', data))
-    rules = []
-    for style in (style for style, count in styles.items() if count > 2):
-        name = b"s%d" % len(rules)
-        data = data.replace(b' style="%b"' % style, b' class="%b"' % name)
-        rules.append(b".%b{%b}" % (name, style))
-    return data.replace(b"</style>", b"".join(rules) + b"</style>", 1)
+    styles = collections.Counter(style for _, style in _STYLED.findall(data))
+    often = [style for style, count in styles.items() if count > 2]
+    prefix = hashlib.sha256(b"".join(often)).hexdigest()[:4]  # figures of one page share their classes' names
+    names = {style: f"s{prefix}-{index}".encode() for index, style in enumerate(often)}
+
+    def with_class(found: re.Match[bytes]) -> bytes:
+        tag, style = found.groups()
+        return b'%b class="%b"' % (tag, names[style]) if style in names else found[0]
+
+    rules = b"".join(b".%b{%b}" % (name, style) for style, name in names.items())
+    return _STYLED.sub(with_class, data).replace(b"</style>", rules + b"</style>", 1)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

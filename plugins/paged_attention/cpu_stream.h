@@ -28,26 +28,24 @@ struct Places {
 // few misses wait for memory, even loads from the second level would wait behind them.
 class Stream {
  public:
-  // keys, values: `padded` of each; k_slab, v_slab: how many a slab has.
+  // keys, values: `padded` of each; k_slab, v_slab: how many a slab has; skips_k, skips_v: these are not asked for.
   Stream(const AttentionArgs& a, const DirectWork& work, const Places& keys, const Places& values, int64_t padded,
-         int64_t k_slab, int64_t v_slab)
+         int64_t k_slab, int64_t v_slab, bool skips_k = false, bool skips_v = false)
       : work_(work), of_{keys.of, values.of}, stride_{head_bytes_apart(a.k), head_bytes_apart(a.v)},
-        bytes_{a.k.head_bytes, a.v.head_bytes}, slab_{k_slab, v_slab}, padded_(padded), stop_(smaller(k_slab, padded)) {
-    if (!fetches(a.k) && !fetches(a.v)) half_ = 2;
-    fetch(kAhead / bytes_[0]);
+        bytes_{skips_k ? 0 : a.k.head_bytes, skips_v ? 0 : a.v.head_bytes}, slab_{k_slab, v_slab}, padded_(padded),
+        stop_(smaller(k_slab, padded)) {
+    if (skips_k && skips_v) half_ = 2;
+    fetch(kAhead / a.k.head_bytes);
   }
-
-  // Whether it asks for the vectors of a pool: heads that share a line would ask for it twice, or in bursts.
-  static bool fetches(const PagedTensor& pool) { return pool.head_bytes >= kLine; }
 
   // Asks for the next `keys` vectors.
   void fetch(int64_t keys) {
     while (keys > 0 && half_ < 2) {
       const int64_t some = smaller(keys, stop_ - key_), bytes = bytes_[half_];
-      if (bytes >= kLine) {
+      if (bytes > 0) {
         const int64_t shift = work_.heads[head_].kv_head * stride_[half_];
         for (int64_t i = key_; i < key_ + some; ++i)
-          for (int64_t b = 0; b < bytes; b += kLine) _mm_prefetch(of_[half_][i] + shift + b, _MM_HINT_NTA);
+          for (int64_t b = 0; b < bytes; b += 64) _mm_prefetch(of_[half_][i] + shift + b, _MM_HINT_NTA);
       }
       keys -= some, key_ += some;
       if (key_ == stop_) next_head();
@@ -55,7 +53,6 @@ class Stream {
   }
 
  private:
-  static constexpr int64_t kLine = 64;
   static constexpr int64_t kAhead = 8 << 10;  // bytes
 
   static int64_t head_bytes_apart(const PagedTensor& pool) { return pool.head_stride * pool.element_bytes; }

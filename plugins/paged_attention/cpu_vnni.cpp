@@ -11,12 +11,16 @@ constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
 constexpr int64_t kStep = 32;   // direct() works on whole ones, of keys
 constexpr int64_t kSlabBytes = 16 << 10;
 
+// Whether several heads of a pool are in a line: they would ask for it twice, and some of them in bursts. So the next piece
+// is fetched as it lies in memory.
+bool shares_lines(const PagedTensor& pool) { return pool.head_bytes < 64; }
+
 // Keys of which all heads are worked on in turn: in more bytes a head's lines would take most ways of their sets in the
 // first-level cache.
 int64_t slab_of(const PagedTensor& pool) {
-  return larger(16, smaller(64, kSlabBytes / (pool.slot_stride * pool.element_bytes) / 16 * 16));
+  const int64_t slot_bytes = larger(1, pool.slot_stride * pool.element_bytes);  // 0: all slots are the same
+  return larger(16, smaller(64, kSlabBytes / slot_bytes / 16 * 16));
 }
-
 
 // Calls body(Pool{}) with a value of the pool's type.
 template <typename Body>
@@ -197,8 +201,8 @@ void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* ne
   const DirectScratch at(a, all, scratch);
   Ahead ahead;
   if (next != nullptr) {
-    if (!Stream::fetches(a.k)) ahead.add(a, a.k, *next);
-    if (!Stream::fetches(a.v)) ahead.add(a, a.v, *next);
+    if (shares_lines(a.k)) ahead.add(a, a.k, *next);
+    if (shares_lines(a.v)) ahead.add(a, a.v, *next);
     ahead.add(a, a.k_scales, *next);
     ahead.add(a, a.v_scales, *next);
   }
@@ -206,7 +210,7 @@ void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* ne
   const Places keys(a, a.k, work.heads[0].pages, base, padded, work.begin, work.end);
   const Places values(a, a.v, work.heads[0].pages, base, padded, work.begin, work.end);
   const int64_t k_slab = slab_of(a.k), v_slab = slab_of(a.v);
-  Stream stream(a, work, keys, values, padded, k_slab, v_slab);
+  Stream stream(a, work, keys, values, padded, k_slab, v_slab, shares_lines(a.k), shares_lines(a.v));
 
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = work.heads[r / rows];

@@ -13,6 +13,8 @@ def test_a_compact_svg_draws_the_same() -> None:
     figure = new_figure(3, 2)
     figure.subplots().plot([0, 1e-7, 2], [3, 1, 2], marker="o", label="a  b")
     figure.axes[0].grid(alpha=0.3)
+    for place in range(4):
+        figure.text(0.1 * place, 0.5, 'a style="fill: none" b')
     written = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(written, format="svg")
@@ -21,8 +23,8 @@ def test_a_compact_svg_draws_the_same() -> None:
     classes: dict[str, str] = {}
     for sheet in after.iter("{http://www.w3.org/2000/svg}style"):
         assert sheet.text is not None
-        classes |= dict(re.findall(r"\.(\w+)\{([^}]*)\}", sheet.text))
-        sheet.text = re.sub(r"\.\w+\{[^}]*\}", "", sheet.text)
+        classes |= dict(re.findall(r"\.([\w-]+)\{([^}]*)\}", sheet.text))
+        sheet.text = re.sub(r"\.[\w-]+\{[^}]*\}", "", sheet.text)
     used = [one.attrib["class"] for one in after.iter() if "class" in one.attrib]
     assert set(used) == set(classes) and min(used.count(name) for name in classes) > 2
 
