@@ -2,13 +2,14 @@
 
 import itertools
 import logging
+import os
 from pathlib import Path
 
 from torch import Tensor
 
 import plugins
 from kvforge.common.errors import EngineError
-from kvforge.common.hardware import ISA_NAMES, best_isa, cpu_isa
+from kvforge.common.hardware import ISA_NAMES, available_isas, best_isa, cpu_isa
 from kvforge.common.heap import keep_freed_memory
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
@@ -104,6 +105,21 @@ class CpuSession(Session):
         return rope_tables(self._weights)
 
 
+def check_chosen_isa(library: Path) -> None:
+    """Raise EngineError where ``KVFORGE_CPU_ISA`` names kernels that the library lacks, or that this CPU cannot run;
+    else the first step would."""
+    chosen = os.environ.get("KVFORGE_CPU_ISA")
+    runs = available_isas()
+    if "avx512_bf16" in runs:
+        runs = (*runs, "amx_software")
+    usable = [isa for isa in runs if plugins.has_kernels_for(isa)]
+    if chosen and chosen not in usable:
+        raise EngineError(
+            f"KVFORGE_CPU_ISA={chosen} names no kernels that this CPU runs and {library} has; choose from "
+            f"{', '.join(usable)}, or unset it."
+        )
+
+
 def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
     """Load the graphs of an engine and bind them to the weights of its one file.
 
@@ -124,10 +140,11 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
         library = plugins.load_library(engine_dir / OPERATORS_FILE)
     except plugins.PluginError as error:
         raise EngineError(str(error)) from error
+    check_chosen_isa(library)
     if not plugins.has_kernels_for(best_isa()):
         logger.warning(
             "The kernels for %s, which this CPU runs, were not compiled into %s: build the engine here with kvforge "
-            "build for full speed.",
+            "build, without KVFORGE_BUILD_ISA, for full speed.",
             ISA_NAMES[best_isa()],
             library,
         )

@@ -142,6 +142,20 @@ def test_a_sink_leaves_a_part_of_the_result(dtype, cache, isas, monkeypatch):
     assert relative_error(half, torch.tensor([0.5, 0.25])[None, :, None].expand(1, 2, 64)) < SINK_ERROR
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *EIGHT_BIT])
+def test_slots_may_all_be_one(dtype, isas, monkeypatch):
+    """Pools whose slots are zero bytes apart."""
+    q, pool = torch.ones(1, 4, 64).bfloat16(), torch.ones(4, 1, 2, 64).to(dtype).expand(4, 16, 2, 64)
+    scales = (torch.ones(4, 16, 2),) * 2 if dtype in EIGHT_BIT else (None, None)
+    for isa in isas:
+        monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        for start in (ints(0, 1), ints(0, 1, 1)):
+            sequences = len(start) - 1
+            table = torch.arange(4).int().expand(sequences, 4)
+            lengths = ints(*(33,) * sequences)
+            assert torch.equal(attend(q, pool, pool, start, lengths, table, 0.1, 0, *scales), q), isa
+
+
 @each_kind
 def test_a_sequence_does_not_depend_on_its_neighbours(dtype, cache, isas, monkeypatch, seeds):
     for seed in seeds(12, 25):

@@ -42,6 +42,18 @@ def test_kernels_that_were_not_compiled_are_said(
     assert [message.startswith(said) for message in caplog.messages] == [True] * lacks
 
 
+@pytest.mark.parametrize("chosen", ["", "avx2", "foo", "portable"])
+def test_a_choice_of_kernels_that_are_not_there_is_refused(
+    chosen: str, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFORGE_CPU_ISA", chosen)
+    monkeypatch.setattr(plugins, "has_kernels_for", lambda isa: isa != "avx2")
+    said = rf"^KVFORGE_CPU_ISA={chosen} names no kernels .* and engine.*has; choose from portable.*, or unset it\.$"
+    refused = pytest.raises(EngineError, match=said)
+    with refused if chosen in ("avx2", "foo") else pytest.raises(Reached):
+        load(cpu_isa())
+
+
 def test_a_lesser_cpu_is_refused(load: Any) -> None:
     with pytest.raises(EngineError, match=r"^engine was built for a CPU with avx4096, which this one lacks; rebuild"):
         load((*cpu_isa(), "avx4096"))
